@@ -1,0 +1,1 @@
+"""Lockstep: train and serve large language models with the same bits on every path."""

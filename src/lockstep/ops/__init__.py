@@ -1,0 +1,6 @@
+"""The operators under the bit contract: kernels, plain references, and the batch layouts they share."""
+
+from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
+from lockstep.ops.operators import Numerics, Operators, operators
+
+__all__ = ["PAGE", "KVPages", "Numerics", "Operators", "Packed", "Paged", "operators"]

@@ -1,0 +1,64 @@
+"""How the rows of a product belong to sequences: the two shapes a batch has.
+
+A batch is always *packed*: the tokens of all its sequences stand back to back in one dimension ``T``,
+without padding. ``Packed`` holds whole sequences (training, scoring); ``Paged`` holds the new tokens of
+sequences whose earlier keys and values lie in pages (prefill chunks, decode).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAGE = 64
+"""Tokens in a KV page, and keys in an attention block. Blocks are aligned to position 0 of a sequence."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Whole sequences back to back; row ``r`` of sequence ``s`` has position ``r - starts[s]``.
+
+    positions: int32 [T]. starts: int32 [S + 1], rising from 0 to T.
+    """
+
+    positions: Tensor
+    starts: Tensor
+
+    @staticmethod
+    def of(lengths: list[int]) -> Packed:
+        """The batch of sequences of these lengths (each at least 1)."""
+        starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+        starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
+        positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
+        return Packed(positions, starts)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """New tokens of sequences whose keys and values lie in pages, theirs included once written.
+
+    positions: int32 [T], consecutive within a sequence. starts: int32 [S + 1].
+    page_table: int32 [S, P]; entry ``[s, j]`` is the page that holds positions ``64 j .. 64 j + 63`` of s.
+    Sequence ``s`` attends to positions ``0 .. positions[starts[s + 1] - 1]``.
+    """
+
+    positions: Tensor
+    starts: Tensor
+    page_table: Tensor
+
+
+@dataclass(frozen=True)
+class KVPages:
+    """The pages of one layer. k: [pages, kv_heads, head_dim, PAGE] (transposed, so that a decode step reads
+    it in order); v: [pages, kv_heads, PAGE, head_dim]. Both bfloat16 or float32."""
+
+    k: Tensor
+    v: Tensor
+
+    @staticmethod
+    def zeros(pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVPages:
+        k = torch.zeros(pages, kv_heads, head_dim, PAGE, dtype=dtype)
+        v = torch.zeros(pages, kv_heads, PAGE, head_dim, dtype=dtype)
+        return KVPages(k, v)

@@ -1,0 +1,63 @@
+"""The operators a model asks for, bound to one numerics mode: the only thing a block computes with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lockstep.ops import plain
+
+Numerics = Literal["bitwise", "fast"]
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The operators under one numerics mode (`operators` makes it). T rows (tokens), S sequences.
+
+    Compute dtype is that of the activations, bfloat16 or float32; every weight is rounded to it at use,
+    so a float32 master weight and its bfloat16 export give the same bits. Reductions are in float32.
+    """
+
+    numerics: Numerics
+
+    linear: Callable[..., Tensor]
+    """(x [T, K], weight [N, K] or what `pack` gave, bias [N] or None, out_dtype=None) -> [T, N]"""
+    pack: Callable[..., Any]
+    """(weight [N, K], dtype) -> the weight laid out for inference; only `linear` reads it, without gradient"""
+    rms_norm: Callable[..., Tensor]
+    """(x [..., D], weight [D], eps, offset=0.0) -> [..., D]: x / rms(x) * (weight + offset)"""
+    rope: Callable[..., Tensor]
+    """(x [T, H, d], positions int32 [T], table float32 [P, d / 2, 2] of cos and sin) -> [T, H, d] (half-split)"""
+    gated: Callable[..., Tensor]
+    """(gate [T, F], up [T, F], activation: "silu" or "gelu_tanh") -> activation(gate) * up"""
+    embedding: Callable[..., Tensor]
+    """(tokens [T], weight [V, D], dtype, scale=1.0) -> [T, D] in dtype; scale is rounded to dtype first"""
+    attention: Callable[..., Tensor]
+    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, d], batch: Packed, scale, window=None) -> [T, Hq, d], causal"""
+    write_kv: Callable[..., None]
+    """(k [T, Hkv, d], v [T, Hkv, d], pages: KVPages, batch: Paged): put new keys and values in their pages"""
+    paged_attention: Callable[..., Tensor]
+    """(q [T, Hq, d], pages: KVPages, batch: Paged, scale, window=None) -> [T, Hq, d], causal"""
+    log_softmax: Callable[..., Tensor]
+    """(logits float32 [T, V]) -> float32 [T, V]"""
+    select_logprobs: Callable[..., Tensor]
+    """(logits float32 [T, V], tokens [T]) -> float32 [T]: the bits of log_softmax's entry"""
+    linear_cross_entropy: Callable[..., tuple[Tensor, Tensor]]
+    """(hidden [T, D], weight [V, D], targets int64 [T], token_weights float32 [T], z_loss=0.0) -> (loss, logprobs)
+
+    loss = sum over rows with target >= 0 of token_weights * (-logprob + z_loss * log_z ** 2), a float32 scalar;
+    logprobs float32 [T] (detached), the bits of select_logprobs on the same logits."""
+
+
+_PLAIN = Operators(
+    "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
+    plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
+)  # fmt: skip
+
+
+def operators(numerics: Numerics = "bitwise") -> Operators:
+    """The operators under a numerics mode: `bitwise` runs the contract kernels, `fast` plain PyTorch."""
+    return _PLAIN

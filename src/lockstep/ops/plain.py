@@ -1,0 +1,112 @@
+"""Every operator in plain PyTorch: the tests' oracle (in float64) and what ``numerics: fast`` runs.
+
+Shapes and meanings are those of ``Operators``; nothing here keeps the bit contract.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+    y = F.linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return y if out_dtype is None else y.to(out_dtype)
+
+
+def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.to(dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    h = x.to(wide)
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
+    return (h * (weight.to(x.dtype).to(wide) + offset)).to(x.dtype)
+
+
+def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = table[positions.long()].to(wide)[:, None].unbind(-1)
+    a, b = x.to(wide).chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    wide = torch.promote_types(gate.dtype, torch.float32)
+    g = gate.to(wide)
+    g = F.silu(g) if activation == "silu" else F.gelu(g, approximate="tanh")
+    return (g * up.to(wide)).to(gate.dtype)
+
+
+def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    rows = F.embedding(tokens.long(), weight).to(dtype)
+    return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=dtype)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None) -> Tensor:
+    """One sequence: q [n, Hq, d] at positions first.., k and v [m, Hkv, d] at positions 0..m-1."""
+    rows = torch.arange(first, first + q.shape[0])[:, None]
+    keys = torch.arange(k.shape[0])[None, :]
+    visible = keys <= rows
+    if window is not None:
+        visible &= rows - keys < window
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
+        attn_mask=visible, scale=scale, enable_gqa=True,
+    )  # fmt: skip
+    return out[0].transpose(0, 1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
+    ends = batch.starts.tolist()
+    parts = [_attend(q[a:b], k[a:b], v[a:b], 0, scale, window) for a, b in zip(ends, ends[1:], strict=False)]
+    return torch.cat(parts)
+
+
+def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
+    page, offset = _slots(batch)
+    pages.k[page, :, :, offset] = k
+    pages.v[page, :, offset] = v
+
+
+def _slots(batch: Paged) -> tuple[Tensor, Tensor]:
+    counts = batch.starts.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    positions = batch.positions.long()
+    return batch.page_table[sequence, positions // PAGE].long(), positions % PAGE
+
+
+def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
+    ends = batch.starts.tolist()
+    parts = []
+    for s, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+        first, last = int(batch.positions[a]), int(batch.positions[b - 1])
+        table = batch.page_table[s, : last // PAGE + 1].long()
+        k = pages.k[table].permute(0, 3, 1, 2).flatten(0, 1)[: last + 1]
+        v = pages.v[table].transpose(1, 2).flatten(0, 1)[: last + 1]
+        parts.append(_attend(q[a:b], k, v, first, scale, window))
+    return torch.cat(parts)
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, dim=-1)
+
+
+def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.log_softmax(logits, dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    logits = linear(hidden, weight).to(wide)
+    log_z = torch.logsumexp(logits, dim=-1)
+    kept = targets >= 0
+    chosen = logits.gather(-1, targets.clamp(min=0).long()[:, None])[:, 0]
+    loss = ((log_z - chosen + z_loss * log_z.square()) * token_weights)[kept].sum()
+    return loss, (chosen - log_z).detach()
