@@ -1,0 +1,163 @@
+"""The decoder: the one place where a transformer block is written. Trainer and server call the same code.
+
+A block computes with the operators it is given and with sums of two tensors, nothing else: what is not an
+operator would not be under the bit contract.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.model import ModelConfig
+from lockstep.model.linear import Linear, WeightCache
+from lockstep.model.rope import tables
+from lockstep.ops import KVPages, Operators, Packed, Paged
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer. Parameters are empty until `init` draws them or `load` fills them.
+
+    They may be float32 (masters, for training) or as stored; each is rounded to the compute dtype at use.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+        self.norm = Norm(config, config.hidden_size)
+        self.output = None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self._tables = tables(config)
+        self._head_cache = WeightCache()
+
+    def forward(
+        self,
+        ops: Operators,
+        tokens: Tensor,
+        batch: Packed | Paged,
+        cache: list[KVPages] | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> Tensor:
+        """tokens int [T] -> hidden [T, D] in dtype, after the final norm.
+
+        With a Packed batch sequences are whole. With a Paged one `cache` holds a KVPages per layer: the new
+        keys and values are written into it, then each row attends to its sequence's pages.
+        """
+        x = ops.embedding(tokens, self.embed.weight, dtype, self.config.embedding_scale)
+        full, sliding = self.rope_tables(batch.positions)
+        for i, block in enumerate(self.layers):
+            table = sliding if self.config.slides(i) else full
+            x = block(ops, x, batch, table, None if cache is None else cache[i])
+        return self.norm(ops, x)
+
+    def head(self, ops: Operators, hidden: Tensor) -> Tensor:
+        """hidden [T, D] -> logits float32 [T, V]."""
+        weight = self._head_cache.get(self.head_weight, ops, hidden.dtype)
+        return ops.linear(hidden, weight, None, out_dtype=torch.float32)
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The output projection [V, D]: the embedding where the two are tied."""
+        return self.embed.weight if self.output is None else self.output.weight
+
+    def rope_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The tables of full and of sliding layers, with a row for each of these positions."""
+        full, sliding = self._tables
+        count = min(self.config.max_positions, 4096)
+        if self.config.max_positions > count:
+            count = max(count, int(positions.max()) + 1)
+        first = full.rows(count, positions.device)
+        return first, first if sliding is full else sliding.rows(count, positions.device)
+
+    def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
+        """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs."""
+        for module in self.modules():
+            if isinstance(module, Linear) and module is not self.output:
+                module.prepare(ops, dtype)
+        self._head_cache.fill(self.head_weight, ops, dtype)
+
+
+class Embedding(nn.Module):
+    """weight [V, D]."""
+
+    def __init__(self, rows: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+
+class Norm(nn.Module):
+    """RMS norm over the last dimension, weight [width]."""
+
+    def __init__(self, config: ModelConfig, width: int):
+        super().__init__()
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, ops: Operators, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps, self.offset)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); with post_norms each branch is normed before its sum too."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        width = config.hidden_size
+        self.attn_norm, self.attn = Norm(config, width), Attention(config, layer)
+        self.mlp_norm, self.mlp = Norm(config, width), MLP(config)
+        self.attn_post_norm = Norm(config, width) if config.post_norms else None
+        self.mlp_post_norm = Norm(config, width) if config.post_norms else None
+
+    def forward(self, ops: Operators, x: Tensor, batch: Packed | Paged, rope: Tensor, pages: KVPages | None) -> Tensor:
+        """x [T, D] -> [T, D]. rope: this layer's table. pages: this layer's keys and values, with a Paged batch."""
+        h = self.attn(ops, self.attn_norm(ops, x), batch, rope, pages)
+        x = x + (h if self.attn_post_norm is None else self.attn_post_norm(ops, h))
+        h = self.mlp(ops, self.mlp_norm(ops, x))
+        return x + (h if self.mlp_post_norm is None else self.mlp_post_norm(ops, h))
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped keys and values, rotary positions, and per-head norms where the family has them."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        width, dim = config.hidden_size, config.head_dim
+        self.head_dim, self.scale = dim, config.scale
+        self.window = config.sliding_window if config.slides(layer) else None
+        self.q = Linear(width, config.num_heads * dim, config.qkv_bias)
+        self.k = Linear(width, config.num_kv_heads * dim, config.qkv_bias)
+        self.v = Linear(width, config.num_kv_heads * dim, config.qkv_bias)
+        self.o = Linear(config.num_heads * dim, width)
+        self.q_norm = Norm(config, dim) if config.qk_norm else None
+        self.k_norm = Norm(config, dim) if config.qk_norm else None
+
+    def forward(self, ops: Operators, x: Tensor, batch: Packed | Paged, rope: Tensor, pages: KVPages | None) -> Tensor:
+        q, k, v = (self._heads(linear(ops, x)) for linear in (self.q, self.k, self.v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(ops, q), self.k_norm(ops, k)
+        q, k = ops.rope(q, batch.positions, rope), ops.rope(k, batch.positions, rope)
+        if isinstance(batch, Packed):
+            y = ops.attention(q, k, v, batch, self.scale, self.window)
+        else:
+            assert pages is not None, "a Paged batch needs the pages of its cache"
+            ops.write_kv(k, v, pages, batch)
+            y = ops.paged_attention(q, pages, batch, self.scale, self.window)
+        return self.o(ops, y.reshape(x.shape[0], -1))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[0], -1, self.head_dim)
+
+
+class MLP(nn.Module):
+    """down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.activation = config.activation
+        self.gate = Linear(config.hidden_size, config.intermediate_size)
+        self.up = Linear(config.hidden_size, config.intermediate_size)
+        self.down = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, ops: Operators, x: Tensor) -> Tensor:
+        return self.down(ops, ops.gated(self.gate(ops, x), self.up(ops, x), self.activation))

@@ -1,0 +1,87 @@
+"""A linear layer that computes with the operators it is given, packed for inference, with an optional LoRA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.ops import Numerics, Operators
+
+
+@dataclass(frozen=True)
+class _PackedWeight:
+    """A weight laid out for inference, and what it was made from: stale as soon as one of these differs."""
+
+    source: Tensor
+    version: int
+    numerics: Numerics
+    dtype: torch.dtype
+    packed: Any
+
+    def fits(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> bool:
+        same = self.source is weight and self.version == weight._version
+        return same and self.numerics == ops.numerics and self.dtype == dtype
+
+
+class WeightCache:
+    """At most one packed copy of a weight; used only without gradient, dropped when the weight changes."""
+
+    def __init__(self) -> None:
+        self._entry: _PackedWeight | None = None
+
+    def fill(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> None:
+        if self._entry is not None and self._entry.fits(weight, ops, dtype):
+            return
+        self._entry = None
+        with torch.no_grad():
+            packed = ops.pack(weight.detach(), dtype)
+        self._entry = _PackedWeight(weight, weight._version, ops.numerics, dtype, packed)
+
+    def get(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> Any:
+        """The packed weight, or the weight itself where none fits or gradients are recorded."""
+        if self._entry is None or torch.is_grad_enabled():
+            return weight
+        if self._entry.fits(weight, ops, dtype):
+            return self._entry.packed
+        self._entry = None
+        return weight
+
+    def clear(self) -> None:
+        self._entry = None
+
+
+class Linear(nn.Module):
+    """y = x W^T + b. weight [N, K], bias [N] or None; the memory is empty until weights are loaded or drawn."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.lora: LoraPair | None = None
+        self.cache = WeightCache()
+
+    def forward(self, ops: Operators, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N] in x's dtype."""
+        y = ops.linear(x, self.cache.get(self.weight, ops, x.dtype), self.bias)
+        return y if self.lora is None else y + self.lora(ops, x)
+
+    def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
+        """Pack the weight for inference in this dtype; nothing to do where it already is."""
+        self.cache.fill(self.weight, ops, dtype)
+
+
+class LoraPair(nn.Module):
+    """The low-rank update of a linear layer: scale * B (A x), A [r, K], B [N, r] (https://arxiv.org/abs/2106.09685)."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, scale: float):
+        super().__init__()
+        self.a = nn.Parameter(torch.empty(rank, inputs))
+        self.b = nn.Parameter(torch.empty(outputs, rank))
+        self.scale = scale
+
+    def forward(self, ops: Operators, x: Tensor) -> Tensor:
+        update = ops.linear(ops.linear(x, self.a), self.b)
+        return update * torch.tensor(self.scale, dtype=x.dtype)
