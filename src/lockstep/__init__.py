@@ -1,1 +1,38 @@
 """Lockstep: train and serve large language models with the same bits on every path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.config.schema import Config as Config
+    from lockstep.model import Model as Model
+    from lockstep.model import load as load
+    from lockstep.serve import Completion as Completion
+    from lockstep.serve import Engine as Engine
+    from lockstep.serve import SamplingParams as SamplingParams
+    from lockstep.train import Trainer as Trainer
+
+_ROOMS = {
+    "Config": "lockstep.config",
+    "load": "lockstep.model",
+    "Model": "lockstep.model",
+    "Trainer": "lockstep.train",
+    "Engine": "lockstep.serve",
+    "SamplingParams": "lockstep.serve",
+    "Completion": "lockstep.serve",
+}
+"""Where each public name lives. It is imported when asked for: `lockstep --help` must not wait for torch."""
+
+__all__ = ["Completion", "Config", "Engine", "Model", "SamplingParams", "Trainer", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'lockstep' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,21 @@
+"""The configuration: typed sections, YAML in and out, errors that name the nearest valid key."""
+
+from lockstep.config.load import load_config, save_config
+from lockstep.config.model import ModelConfig, RopeScaling
+from lockstep.config.schema import Config
+from lockstep.config.section import Section
+from lockstep.config.train import DataConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "RopeScaling",
+    "ScheduleConfig",
+    "Section",
+    "TrainConfig",
+    "load_config",
+    "save_config",
+]

@@ -6,4 +6,6 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """One part of the configuration. Every field has a default or is required, and a description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )

@@ -1,0 +1,119 @@
+"""`lockstep COMMAND`: finds the command's file, imports only that one, and turns errors into short lessons.
+
+Exit codes: 0 done; 2 a mistake in what the user gave (`LockstepError`, wrong usage); 1 a bug; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.errors import LockstepError
+
+COMMANDS = (
+    "train", "eval", "export", "convert", "quantize", "hash", "plan", "dryrun",
+    "serve", "chat", "generate", "bench", "config", "doctor",
+)  # fmt: skip
+"""Command names in the order of the help page; one is there when the file `cli/NAME.py` is."""
+
+_EPILOG = "Every command takes --debug: show the traceback of an error."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit the process with its code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug, rest = _take_debug(given)
+    sys.exit(run(rest or ["--help"], debug))
+
+
+def run(arguments: list[str], debug: bool = False) -> int:
+    """Run one command and return the exit code; messages of errors go to stderr."""
+    try:
+        command = typer.main.get_command(_application(arguments))
+        # Not standalone: errors come here, so that every one of them is reported in the same way.
+        result = command.main(arguments, prog_name="lockstep", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except Exception as error:
+        code, message = _explain(error)
+        if debug:
+            traceback.print_exc()
+        print(message, file=sys.stderr)
+        return code
+
+
+def _explain(error: Exception) -> tuple[int, str]:
+    """The exit code and the message of an error that ended a command."""
+    if isinstance(error, LockstepError):
+        return 2, f"lockstep: {error}"
+    if hasattr(error, "format_message"):  # what typer raises for wrong usage; its class moved between versions
+        context = getattr(error, "ctx", None)
+        page = f"{context.command_path} --help" if context else "lockstep --help"
+        return 2, f"lockstep: {error.format_message()} ({page} lists what there is)"
+    return 1, f"lockstep: this is a bug: {type(error).__name__}: {error} (--debug shows the traceback)"
+
+
+def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
+    """Whether --debug stands anywhere before a bare `--`, and the arguments without it."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [argument for argument in arguments[:end] if argument != "--debug"]
+    return len(options) < end, options + arguments[end:]
+
+
+def _application(arguments: list[str]) -> typer.Typer:
+    """All commands for the help page; only the one that the arguments name is imported."""
+    app = typer.Typer(
+        help="Train and serve large language models with the same bits on every path.",
+        epilog=_EPILOG,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_options)
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name in COMMANDS:
+        file = Path(__file__).with_name(f"{name}.py")
+        if file.exists():
+            app.command(name, epilog=_EPILOG)(_function(name) if name == chosen else _listed(name, file))
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lockstep {metadata.version('lockstep')}")
+        raise typer.Exit()
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options that stand before the command. Here for the help page: `main` takes --debug wherever it stands."""
+
+
+def _function(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = getattr(importlib.import_module(f"lockstep.cli.{name}"), name)
+    return function
+
+
+def _listed(name: str, file: Path) -> Callable[[], None]:
+    """A stand-in that carries the command's help line, read from the source without importing it."""
+
+    def stand_in() -> None:
+        raise AssertionError(f"{name} was not imported")
+
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            stand_in.__doc__ = (ast.get_docstring(node) or "").partition("\n")[0]
+    return stand_in

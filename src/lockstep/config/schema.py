@@ -1,0 +1,37 @@
+"""The whole configuration of a run: one section for each room."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from lockstep.config.model import ModelConfig
+from lockstep.config.section import Section
+from lockstep.config.train import DataConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+
+
+DEFAULT_MODEL = {
+    "family": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_layers": 6,
+    "num_heads": 4, "num_kv_heads": 2, "max_positions": 1024, "tie_embeddings": True,
+}  # fmt: skip
+"""The shape of a new model when none is given: 5.5 M parameters, minutes of training on two cores."""
+
+
+def _default_model() -> ModelConfig:
+    return ModelConfig.model_validate(DEFAULT_MODEL)
+
+
+class Config(Section):
+    """Everything that a run depends on. It is saved, resolved, with the run."""
+
+    model: str | ModelConfig = Field(default_factory=_default_model)
+    """A directory, a GGUF file or an alias to load, or the shape of a new model (a small Llama when not given)."""
+    data: DataConfig = Field(default_factory=DataConfig)
+    """What is trained on."""
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    """The training loop."""
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    """AdamW."""
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    """The learning rate over the steps."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    """Low-rank adapters."""
