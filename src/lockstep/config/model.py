@@ -34,7 +34,7 @@ class ModelConfig(Section):
     """A decoder-only transformer: pre-norm blocks of causal attention (GQA) and a gated MLP."""
 
     family: str = "llama"
-    """Whose block this is, and the model_type of the exported config.json: llama, mistral, qwen2, qwen3, gemma3_text."""
+    """Whose block this is, and the model_type on export: llama, mistral, qwen2, qwen3 or gemma3_text."""
     vocab_size: Positive
     """Rows of the embedding; at least the tokenizer's vocabulary."""
     hidden_size: Positive
