@@ -1,0 +1,56 @@
+"""The `serve` section: the engine's limits and the server's door."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from lockstep.config.section import Section
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def byte_count(text: str) -> int:
+    """`"1GiB"` -> 1073741824. ValueError when it is no size."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is not a size: write a number with a unit, such as 512MiB or 2GiB")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def _is_size(text: str) -> str:
+    byte_count(text)
+    return text
+
+
+class ServeConfig(Section):
+    """How a model is served."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 lets other machines in (set an api_key then)."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """TCP port; 0 takes a free one."""
+    model_name: str | None = None
+    """The name clients ask for; default: the path or alias of the model."""
+    api_key: str | None = None
+    """Clients must send it as `Authorization: Bearer KEY`; none is asked for by default."""
+    kv_memory: Annotated[str, AfterValidator(_is_size)] = "1GiB"
+    """Memory for keys and values, such as 512MiB or 4GiB. It is taken as it is used."""
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 512
+    """Tokens of one forward pass: decoding sequences first, then chunks of prompts."""
+    max_running: Annotated[int, Field(ge=1)] = 64
+    """Sequences that share a forward pass."""
+    max_queue: Annotated[int, Field(ge=1)] = 1024
+    """Sequences that may wait; more are answered with 429."""
+    prefix_cache: bool = True
+    """Keep the keys and values of finished requests and share them by prefix."""
+    default_max_tokens: Annotated[int, Field(ge=1)] = 1024
+    """Tokens a chat request without max_tokens may generate (text completions: 16, as OpenAI's)."""
+    request_timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which a request is ended with what it has; none by default."""
+    max_body: Annotated[str, AfterValidator(_is_size)] = "8MiB"
+    """The largest request body; a larger one is answered with 413."""
+    drain_seconds: Annotated[int, Field(ge=0)] = 30
+    """At SIGTERM: how long running requests may go on."""

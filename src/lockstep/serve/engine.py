@@ -1,0 +1,253 @@
+"""The engine: requests in, tokens out, step by step. One thread calls it; it never waits for anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from lockstep.errors import LockstepError
+from lockstep.ops import PAGE
+from lockstep.serve.cache import Cache
+from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, completion
+from lockstep.serve.runner import Runner, page_bytes
+from lockstep.serve.sampler import draw_seed, sample
+from lockstep.serve.scheduler import Scheduler
+from lockstep.serve.scoring import Reading, readings, scores
+from lockstep.serve.sequence import Sequence
+from lockstep.serve.stream import OutputStream
+
+if TYPE_CHECKING:
+    from lockstep.model import Model
+
+
+class PromptTooLong(LockstepError):
+    """The request does not fit into the model's context, or into the KV pages."""
+
+
+class QueueFull(LockstepError):
+    """There are as many waiting requests as the engine accepts; try again later."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A moment's state of the engine, for metrics."""
+
+    running: int
+    waiting: int
+    pages_total: int
+    pages_used: int
+    pages_cached: int
+    preemptions: int
+    steps: int
+    computed_tokens: int
+    """Tokens that went through the model, prompts and generated ones."""
+
+
+class Engine:
+    """Serves a model: continuous batching, chunked prefill, a radix cache over KV pages.
+
+    model: what `lockstep.load` gives. kv_memory: bytes for keys and values. max_batch_tokens: tokens of one step.
+    max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
+    debug: check the page invariant after every step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        kv_memory: int = 2**30,
+        max_batch_tokens: int = 512,
+        max_running: int = 64,
+        max_queue: int | None = None,
+        prefix_cache: bool = True,
+        debug: bool = False,
+    ) -> None:
+        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
+            if value < 1:
+                raise LockstepError(f"{name} is {value}: give 1 or more.")
+        pages = kv_memory // page_bytes(model)
+        if pages < 1:
+            raise LockstepError(
+                f"kv_memory is {kv_memory} bytes, but one page of {PAGE} tokens takes {page_bytes(model)} bytes "
+                "on this model: give at least a few pages."
+            )
+        self.model = model
+        self.max_queue = max_queue
+        self.max_length = min(model.config.max_positions, pages * PAGE)
+        """Tokens that one sequence may have, prompt and output together."""
+        self._cache = Cache(pages, prefix_cache)
+        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running)
+        self._runner = Runner(model, pages)
+        self._sequences: dict[int, Sequence] = {}
+        self._streams: dict[int, OutputStream] = {}
+        self._uids, self._requests = count(), count()
+        self._steps = self._computed = 0
+        self._debug = debug
+
+    def add_request(
+        self,
+        prompt_ids: Many[int],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout: float | None = None,
+        salt: str | None = None,
+    ) -> int:
+        """Queue a prompt; its `params.n` choices run side by side. Gives the request's id, which outputs carry.
+
+        priority: smaller goes first. timeout: seconds until it ends with finish_reason `timeout`.
+        salt: prefixes are shared only among requests with the same one.
+        Raises PromptTooLong, QueueFull, or LockstepError for a token id outside the vocabulary.
+        """
+        params = params or SamplingParams()
+        limit = self.check(prompt_ids, params)
+        request = next(self._requests)
+        seed = draw_seed() if params.seed is None else params.seed
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for choice in range(params.n):
+            sequence = Sequence(
+                next(self._uids), request, choice, params, seed, len(prompt_ids), list(prompt_ids), limit,
+                priority, deadline, salt,
+            )  # fmt: skip
+            self._sequences[sequence.uid] = sequence
+            self._streams[sequence.uid] = OutputStream(sequence, self.model.tokenizer.decode)
+            self._scheduler.add(sequence)
+        return request
+
+    def check(self, prompt_ids: Many[int], params: SamplingParams) -> int:
+        """The length the request may grow to; raises what `add_request` would raise."""
+        vocabulary = self.model.config.vocab_size
+        if not prompt_ids:
+            raise LockstepError("the prompt has no tokens: give at least one.")
+        wrong = next((t for t in (*prompt_ids, *params.logit_bias) if not 0 <= t < vocabulary), None)
+        if wrong is not None:
+            raise LockstepError(f"token id {wrong} is not in the vocabulary: ids go from 0 to {vocabulary - 1}.")
+        length, wanted = len(prompt_ids), params.max_tokens
+        if length + (1 if wanted is None else wanted) > self.max_length:
+            asked = "" if wanted is None else f" and max_tokens asks for {wanted} more"
+            raise PromptTooLong(
+                f"the context holds {self.max_length} tokens, but the prompt has {length}{asked}: "
+                "shorten the prompt or lower max_tokens."
+            )
+        if self.max_queue is not None and len(self._scheduler.waiting) + params.n > self.max_queue:
+            raise QueueFull(f"{len(self._scheduler.waiting)} requests are waiting already: try again later.")
+        return self.max_length if wanted is None else length + wanted
+
+    def abort(self, request: int) -> list[Output]:
+        """End a request at once and free its pages; its last outputs, with finish_reason `abort`."""
+        mine = [s for s in self._sequences.values() if s.request == request]
+        return [self._finish(sequence, "abort") for sequence in mine]
+
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    def seed_of(self, request: int) -> int:
+        """The seed a running request draws with: its own, or the one the engine drew for it."""
+        return next(s.seed for s in self._sequences.values() if s.request == request)
+
+    def step(self) -> list[Output]:
+        """One forward pass over the next batch; what it added to each choice that has something to tell."""
+        outputs = self._expired()
+        step = self._scheduler.schedule()
+        if step.chunks:
+            rows, plan = readings(step, self._sequences)
+            logits = self._runner.run(step, rows)
+            self._scheduler.advance(step)
+            self._steps += 1
+            self._computed += step.tokens
+            outputs += [output for reading in plan for output in self._read(reading, logits)]
+        if self._debug:
+            self._cache.check(self._scheduler.running)
+        return outputs
+
+    def generate(
+        self, prompts: str | Many[str | Many[int]], params: SamplingParams | Many[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Complete prompts (texts or token ids), all in one batch, each as if it were alone.
+
+        params: one for all or one for each. Gives n completions per prompt, in order of prompt and choice.
+        """
+        texts: list[str | Many[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
+        if texts and isinstance(texts[0], int):
+            raise LockstepError("prompts is one list of token ids: give a list of prompts, [[1, 2, 3]].")
+        each = [params or SamplingParams()] * len(texts) if not isinstance(params, Many) else list(params)
+        if len(each) != len(texts):
+            raise LockstepError(f"{len(texts)} prompts came with {len(each)} sampling parameters: give one for each.")
+        ids = [self.model.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in texts]
+        for prompt, one in zip(ids, each, strict=True):
+            self.check(prompt, replace(one, n=1))
+        requests = [self.add_request(prompt, one) for prompt, one in zip(ids, each, strict=True)]
+        seeds = [self.seed_of(request) for request in requests]
+        outputs: dict[tuple[int, int], list[Output]] = {}
+        while self.has_work():
+            for output in self.step():
+                outputs.setdefault((output.request, output.choice), []).append(output)
+        return [
+            completion(outputs[request, choice], ids[i], each[i], seed=seeds[i], prompt=i, choice=choice)
+            for i, request in enumerate(requests)
+            for choice in range(each[i].n)
+        ]
+
+    def stats(self) -> Stats:
+        cache, scheduler = self._cache, self._scheduler
+        return Stats(
+            len(scheduler.running), len(scheduler.waiting), cache.total, cache.used, cache.radix.evictable,
+            scheduler.preemptions, self._steps, self._computed,
+        )  # fmt: skip
+
+    def clear_cache(self) -> None:
+        """Forget every cached prefix that no running sequence reads."""
+        self._cache.clear()
+
+    def _expired(self) -> list[Output]:
+        now = time.monotonic()
+        late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
+        return [self._finish(sequence, "timeout") for sequence in late]
+
+    def _read(self, reading: Reading, logits: Tensor) -> list[Output]:
+        """Score prompt tokens and draw the next one from a sequence's rows of logits."""
+        sequence, at = reading.sequence, reading.first
+        params, stream = sequence.params, self._streams[sequence.uid]
+        if places := len(reading.scored):
+            tokens = sequence.tokens[reading.scored.start : reading.scored.stop]
+            table = self._runner.logprobs(logits[at : at + places])
+            stream.score_prompt(scores(table, tokens, params.prompt_logprobs or 0))
+            sequence.scored = reading.scored.stop - 1
+        if not reading.samples:
+            return []
+        if len(sequence.tokens) >= sequence.limit:
+            return [self._finish(sequence, "length")]  # max_tokens 0: the prompt was only to be scored
+        return self._draw(sequence, stream, logits[at + places : at + places + 1])
+
+    def _draw(self, sequence: Sequence, stream: OutputStream, logits: Tensor) -> list[Output]:
+        """The sequence's next token, and whether it ends with it."""
+        params, row = sequence.params, logits[0].numpy()
+        if np.isnan(row.max()):
+            return [self._finish(sequence, "abort", error="the model gave NaN logits: its weights are damaged.")]
+        prompt, generated = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
+        token = sample(row, params, prompt, generated, sequence.seed, sequence.choice)
+        wanted = params.logprobs
+        told = () if wanted is None else scores(self._runner.logprobs(logits), [token], wanted)
+        sequence.tokens.append(token)
+        by_id = token in params.stop_token_ids
+        ended = by_id or (token in self.model.tokenizer.eos_ids and not params.ignore_eos)
+        stop = stream.push(token, told, hidden=ended)
+        if ended or stop is not None:
+            return [self._finish(sequence, "stop", token if by_id else stop)]
+        if len(sequence.tokens) >= sequence.limit:
+            return [self._finish(sequence, "length")]
+        return [stream.take()] if stream.has_text else []
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, stop: str | int | None = None, error: str | None = None
+    ) -> Output:
+        """The choice is over: its last output. Its pages are free, or cached, from here on."""
+        del self._sequences[sequence.uid]
+        self._scheduler.remove(sequence)
+        return self._streams.pop(sequence.uid).finish(reason, stop, error)

@@ -1,0 +1,67 @@
+"""Runs a scheduler's step on the model: the only part of the engine, with its pages, that touches tensors."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.ops import PAGE, KVPages, Paged
+from lockstep.serve.scheduler import Step
+
+if TYPE_CHECKING:
+    from lockstep.model import Model
+
+
+def page_bytes(model: Model) -> int:
+    """Bytes of one page of keys and values over all layers."""
+    config = model.config
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE * model.dtype.itemsize
+
+
+class Runner:
+    """A model with `pages` pages of keys and values per layer."""
+
+    def __init__(self, model: Model, pages: int) -> None:
+        self.model = model
+        model.decoder.prepare(model.ops, model.dtype)
+        config = model.config
+        shape = (pages, config.num_kv_heads, config.head_dim)
+        self._cache = [
+            KVPages(_zeros((*shape, PAGE), model.dtype), _zeros((*shape[:2], PAGE, shape[2]), model.dtype))
+            for _ in range(config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def run(self, step: Step, rows: list[int]) -> Tensor:
+        """Write the step's keys and values; logits float32 [len(rows), V] of these rows of the packed step."""
+        model = self.model
+        tokens = torch.tensor([token for chunk in step.chunks for token in chunk.tokens], dtype=torch.int64)
+        hidden = model.decoder(model.ops, tokens, _paged(step), self._cache, model.dtype)
+        if not rows:
+            return torch.empty(0, model.config.vocab_size)
+        picked = hidden if len(rows) == len(tokens) else hidden[torch.tensor(rows)]
+        return model.decoder.head(model.ops, picked)
+
+    @torch.inference_mode()
+    def logprobs(self, logits: Tensor) -> Tensor:
+        """The raw distribution's log-probabilities, float32 [R, V]: the bits of `Model.logprobs`."""
+        return self.model.ops.log_softmax(logits)
+
+
+def _paged(step: Step) -> Paged:
+    starts = np.cumsum([0] + [len(chunk.tokens) for chunk in step.chunks], dtype=np.int32)
+    positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int32) for c in step.chunks])
+    table = np.zeros((len(step.chunks), max(len(c.pages) for c in step.chunks)), dtype=np.int32)
+    for row, chunk in zip(table, step.chunks, strict=True):
+        row[: len(chunk.pages)] = chunk.pages
+    return Paged(torch.from_numpy(positions), torch.from_numpy(starts), torch.from_numpy(table))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory only once they are written: the system maps a page at its first use."""
+    count = int(np.prod(shape))
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)

@@ -1,0 +1,152 @@
+"""Which tokens are computed next: continuous batching with chunked prefill, as values. No tensors here.
+
+Each step has a budget of tokens. Running sequences that decode come first, one token each, so long prompts never
+starve them; the rest of the budget goes to prefill, in chunks, and to waiting sequences in order of priority and
+arrival. When pages run out the newest running sequence goes back to the queue and is computed again later:
+by the bit contract that changes nothing but time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.ops import PAGE
+from lockstep.serve.cache import Cache
+from lockstep.serve.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of one sequence, from position `start` on; `pages` is its page table."""
+
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    samples: bool
+    """The last row gives the next token."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward pass. preempted: the sequences that lost their pages to it."""
+
+    chunks: tuple[Chunk, ...] = ()
+    preempted: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+
+class Scheduler:
+    """Holds the waiting and the running sequences. `schedule` gives the next step, `advance` takes its result."""
+
+    def __init__(self, cache: Cache, max_batch_tokens: int, max_running: int) -> None:
+        self.cache = cache
+        self.max_batch_tokens = max_batch_tokens
+        self.max_running = min(max_running, max_batch_tokens)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """The sequence is finished or aborted: its pages are free at once."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self.cache.release(sequence)
+
+    def schedule(self) -> Step:
+        """The next step; empty when nothing can run."""
+        sizes: dict[int, int] = {}
+        preempted: list[int] = []
+        for sequence in sorted(self.running, key=lambda s: not s.decoding):
+            if sequence in self.running:
+                self._grow(sequence, sizes, preempted)
+        if not preempted:
+            for sequence in self._admissible(self.max_batch_tokens - sum(sizes.values())):
+                self._grow(sequence, sizes, preempted)
+        chunks = [_chunk(s, sizes[s.uid]) for s in self.running if sizes.get(s.uid)]
+        return Step(tuple(chunks), tuple(preempted))
+
+    def advance(self, step: Step) -> None:
+        """The step's keys and values are written: count them, and let the cache share full pages."""
+        sizes = {chunk.sequence: len(chunk.tokens) for chunk in step.chunks}
+        for sequence in self.running:
+            sequence.computed += sizes.get(sequence.uid, 0)
+            self.cache.commit(sequence)
+
+    def _grow(self, sequence: Sequence, sizes: dict[int, int], preempted: list[int]) -> None:
+        """Give a running sequence its tokens of this step, and pages for them, taken from others if it must be."""
+        size = min(sequence.remaining, self.max_batch_tokens - sum(sizes.values()))
+        while size and not self.cache.reserve(sequence, sequence.computed + size):
+            victim = self.running[-1]
+            self._preempt(victim)
+            sizes.pop(victim.uid, None)
+            preempted.append(victim.uid)
+            if victim is sequence:
+                return
+        sizes[sequence.uid] = size
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self.cache.release(sequence)
+        self.add(sequence)
+        self.preemptions += 1
+
+    def _admissible(self, budget: int) -> Iterator[Sequence]:
+        """Move waiting sequences to the running ones while there is room for their prompts."""
+        for sequence in list(self.waiting):
+            if budget <= 0 or len(self.running) >= self.max_running:
+                return
+            if self._soon_known(sequence):
+                continue
+            self.cache.begin(sequence)
+            needed = -(-(len(sequence.tokens) + 1) // PAGE) - len(sequence.pages)
+            if needed > self.cache.available - self._promised():
+                self.cache.release(sequence)
+                return
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=_order)
+            budget -= min(budget, sequence.remaining)
+            yield sequence
+
+    def _promised(self) -> int:
+        """Pages that running sequences still need for the tokens they have."""
+        return sum(max(0, -(-len(s.tokens) // PAGE) - len(s.pages)) for s in self.running)
+
+    def _soon_known(self, sequence: Sequence) -> bool:
+        """A running sequence is just computing the next page of this one's prefix: wait for it."""
+        if not self.cache.prefix_cache or sequence.scores_prompt:
+            return False
+        end = (self.cache.reusable(sequence) + 1) * PAGE
+        if end >= len(sequence.tokens):
+            return False
+        wanted = sequence.tokens[:end]
+        return any(
+            s.computed < end <= len(s.tokens) and s.salt == sequence.salt and s.tokens[:end] == wanted
+            for s in self.running
+        )
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    """Smaller priority numbers first, then arrival."""
+    return sequence.priority, sequence.uid
+
+
+def _chunk(sequence: Sequence, size: int) -> Chunk:
+    start, end = sequence.computed, sequence.computed + size
+    tokens = tuple(sequence.tokens[start:end])
+    pages = tuple(sequence.pages[: -(-end // PAGE)])
+    return Chunk(sequence.uid, start, tokens, pages, samples=end == len(sequence.tokens))
