@@ -1,0 +1,134 @@
+"""The token file: a corpus tokenised once, read through a memory map ever after.
+
+A folder ``<cache>/<key>`` holds ``ids.bin`` (uint16, or uint32 for a vocabulary above 65,536),
+``documents.npy`` (int64 [D, 2] of start and end), ``held_out.npy`` (bool [D]), ``counts.bin`` (uint8, only if
+some tokens take no loss) and ``about.json``. The key is a hash of the documents, of the tokenizer and of what
+is done with them, so a changed corpus gives another folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class About:
+    """What stands in ``about.json``. bytes: UTF-8 bytes of text, of all and of the held-out documents."""
+
+    key: str
+    dtype: str
+    tokens: int
+    bytes: int
+    held_out_bytes: int
+    masked: bool
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenised corpus. ids: [N], mapped. counts: uint8 [N] or None: 0 where a token takes no loss as target.
+
+    documents: int64 [D, 2]; held_out: bool [D].
+    """
+
+    about: About
+    ids: np.ndarray
+    counts: np.ndarray | None
+    documents: np.ndarray
+    held_out: np.ndarray
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document's tokens. counts: which of them take loss as targets; None: all."""
+
+    ids: list[int]
+    counts: list[int] | None
+    bytes: int
+    held_out: bool
+
+
+class KeyHash:
+    """The content hash under which a token file is cached."""
+
+    def __init__(self, *settings: str) -> None:
+        self._hash = hashlib.sha256()
+        for part in (str(_FORMAT), *settings):
+            self.add(part)
+
+    def add(self, text: str) -> None:
+        """Take in one document. Its length goes in too, so that documents cannot run together."""
+        raw = text.encode()
+        self._hash.update(len(raw).to_bytes(8, "little"))
+        self._hash.update(raw)
+
+    def key(self) -> str:
+        return self._hash.hexdigest()[:32]
+
+
+def open_tokens(cache: Path, key: str) -> Tokens | None:
+    """The token file of this key, if it is there whole."""
+    folder = cache / key
+    try:
+        about = About(**json.loads((folder / "about.json").read_text()))
+        ids = np.memmap(folder / "ids.bin", dtype=about.dtype, mode="r")
+        counts = np.memmap(folder / "counts.bin", dtype=np.uint8, mode="r") if about.masked else None
+        held_out, documents = np.load(folder / "held_out.npy"), np.load(folder / "documents.npy")
+    except (OSError, ValueError, TypeError):
+        return None
+    whole = about.key == key and len(ids) == about.tokens and (counts is None or len(counts) == about.tokens)
+    return Tokens(about, ids, counts, documents, held_out) if whole else None
+
+
+def write_tokens(
+    cache: Path, key: str, vocab_size: int, masked: bool, encoded: Iterable[Encoded], report: Callable[[int], None]
+) -> Tokens:
+    """Write the token file beside and rename it into place. ``report`` is called with the bytes of text done."""
+    dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    beside = cache / f".{key}.{os.getpid()}"
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+        about = _write(beside, key, dtype, masked, encoded, report)
+        (beside / "about.json").write_text(json.dumps(asdict(about), indent=1))
+        shutil.rmtree(cache / key, ignore_errors=True)
+        beside.rename(cache / key)
+    except OSError as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise LockstepError(f"cannot write the token file in {cache}: {error.strerror or error}") from error
+    tokens = open_tokens(cache, key)
+    assert tokens is not None
+    return tokens
+
+
+def _write(
+    folder: Path, key: str, dtype: np.dtype, masked: bool, encoded: Iterable[Encoded], report: Callable[[int], None]
+) -> About:
+    spans, held_out = [], []
+    position = total = held_bytes = 0
+    with (folder / "ids.bin").open("wb") as ids, (folder / "counts.bin").open("wb") as counts:
+        for document in encoded:
+            ids.write(np.array(document.ids, dtype=dtype).tobytes())
+            if masked:
+                kept = np.ones(len(document.ids)) if document.counts is None else document.counts
+                counts.write(np.array(kept, dtype=np.uint8).tobytes())
+            spans.append((position, position + len(document.ids)))
+            held_out.append(document.held_out)
+            position += len(document.ids)
+            total += document.bytes
+            held_bytes += document.bytes if document.held_out else 0
+            report(total)
+    np.save(folder / "documents.npy", np.array(spans, dtype=np.int64).reshape(-1, 2))
+    np.save(folder / "held_out.npy", np.array(held_out, dtype=bool))
+    return About(key, dtype.name, position, total, held_bytes, masked)

@@ -1,0 +1,40 @@
+"""Evaluation on held-out text: mean loss and bits per byte."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.model.decoder import Decoder
+from lockstep.train.data import Dataset
+from lockstep.train.step import Compute, logprob_sum
+from lockstep.train.tree import tree_total
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """loss: nats per token. bits_per_byte: loss / ln 2 per UTF-8 byte of the text, comparable across tokenizers."""
+
+    loss: float
+    bits_per_byte: float
+    tokens: int
+
+
+@torch.no_grad()
+def evaluate(
+    decoder: Decoder, compute: Compute, data: Dataset, sequences: int, micro_batch: int
+) -> Evaluation | None:
+    """The loss on the held-out documents, at most so many sequences of them; None if nothing is held out."""
+    sums, tokens = [], 0
+    for batch in data.held_out_batches(sequences, micro_batch):
+        hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype)
+        weights = torch.ones(batch.targets.shape, dtype=torch.float32)
+        _, logprobs = compute.ops.linear_cross_entropy(hidden, decoder.head_weight, batch.targets, weights)
+        sums.append(logprob_sum(logprobs, batch.targets))
+        tokens += batch.loss_tokens
+    if tokens == 0:
+        return None
+    loss = -tree_total(sums) / tokens
+    return Evaluation(loss, loss / math.log(2) / data.bytes_per_token, tokens)

@@ -1,0 +1,62 @@
+"""Metrics of a run: JSON lines in ``<out>/metrics.jsonl``, and TensorBoard events beside."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FILE = "metrics.jsonl"
+
+
+class Metrics:
+    """Writes one JSON object per line, flushed at once, so that a killed run has all its lines.
+
+    first_step: lines of this step and later, which an earlier process wrote before it was killed, are dropped:
+    the run goes on from there and writes them again.
+    """
+
+    def __init__(self, out: Path, first_step: int, tensorboard: bool) -> None:
+        self._path = out / FILE
+        _drop_from(self._path, first_step)
+        self._file = self._path.open("a")
+        self._board = _board(out, first_step) if tensorboard else None
+
+    def write(self, step: int, **values: Any) -> None:
+        """One line; numbers go to TensorBoard too. step: 1-based, the update that was just made."""
+        # A NaN is no JSON: it is written as a string.
+        line = {k: repr(v) if isinstance(v, float) and v - v != 0.0 else v for k, v in values.items()}
+        self._file.write(json.dumps({"step": step, **line}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_metrics(out: Path) -> list[dict[str, Any]]:
+    """The lines of a run. A last line that a kill cut short is left out."""
+    path = out / FILE
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def _drop_from(path: Path, first_step: int) -> None:
+    if not path.exists():
+        return
+    kept = [line for line in read_metrics(path.parent) if line["step"] < first_step]
+    beside = path.with_suffix(".tmp")
+    beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    os.replace(beside, path)
+
+
+def _board(out: Path, first_step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter  # slow to import, and not wanted by everybody
+
+    return SummaryWriter(str(out / "tensorboard"), purge_step=first_step)

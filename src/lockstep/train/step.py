@@ -1,0 +1,80 @@
+"""One training step's gradient: forward and backward over canonical micro-batches, summed by the fixed tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.model.decoder import Decoder
+from lockstep.ops import Operators
+from lockstep.train.data import Batch
+from lockstep.train.tree import GradientTree, tree_total
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How the model is run: its operators and compute dtype."""
+
+    ops: Operators
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class StepGradient:
+    """The gradient of a global batch, float32, in the order of the parameters.
+
+    loss: mean of -log p over the batch's loss tokens, nats. objective: what was differentiated (with z-loss).
+    """
+
+    gradient: list[Tensor]
+    loss: float
+    objective: float
+
+
+def step_gradient(
+    decoder: Decoder,
+    compute: Compute,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Sequence[Batch],
+    z_loss: float,
+    stop: Callable[[], bool] = lambda: False,
+) -> StepGradient | None:
+    """The gradient of the mean loss over all loss tokens of the global batch, or None if ``stop`` said so between
+    two micro-batches. Parameters are not changed; their ``.grad`` is None before and after.
+    """
+    weight = 1.0 / max(sum(b.loss_tokens for b in batches), 1)
+    tree = GradientTree()
+    losses, objectives = [], []
+    for batch in batches:
+        if stop():
+            return None
+        objective, loss = _backward(decoder, compute, batch, weight, z_loss)
+        tree.push([_take_gradient(p) for p in parameters.values()])
+        objectives.append(objective)
+        losses.append(loss)
+    return StepGradient(tree.total(), tree_total(losses), tree_total(objectives))
+
+
+def _backward(decoder: Decoder, compute: Compute, batch: Batch, weight: float, z_loss: float) -> tuple[float, float]:
+    """Run one micro-batch. Returns its shares of the objective and of the loss."""
+    weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
+    hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype)
+    objective, logprobs = compute.ops.linear_cross_entropy(
+        hidden, decoder.head_weight, batch.targets, weights, z_loss=z_loss
+    )
+    objective.backward()
+    return float(objective.detach()), -weight * logprob_sum(logprobs, batch.targets)
+
+
+def logprob_sum(logprobs: Tensor, targets: Tensor) -> float:
+    """The sum of log-probabilities over rows with a target, in float64 and in a fixed order."""
+    return tree_total(torch.where(targets >= 0, logprobs, 0.0).tolist())
+
+
+def _take_gradient(parameter: nn.Parameter) -> Tensor:
+    gradient = parameter.grad
+    parameter.grad = None
+    return torch.zeros_like(parameter) if gradient is None else gradient
