@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lockstep.ops import plain
+from lockstep.ops import build, plain
+from lockstep.ops.attention import attention, paged_attention, write_kv
+from lockstep.ops.cross_entropy import linear_cross_entropy, log_softmax, select_logprobs
+from lockstep.ops.embedding import embedding
+from lockstep.ops.gated import gated
+from lockstep.ops.linear import linear, pack
+from lockstep.ops.norm import rms_norm
+from lockstep.ops.rope import rope
 
 Numerics = Literal["bitwise", "fast"]
 
@@ -52,12 +59,22 @@ class Operators:
     logprobs float32 [T] (detached), the bits of select_logprobs on the same logits."""
 
 
+def operators(numerics: Numerics = "bitwise") -> Operators:
+    """The operators under a numerics mode: `bitwise` runs the contract kernels, `fast` plain PyTorch.
+
+    The kernels are built on first use (`ops.build`); LockstepError says so when there is no compiler.
+    """
+    if numerics == "fast":
+        return _PLAIN
+    build.load()
+    return _CONTRACT
+
+
 _PLAIN = Operators(
     "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
     plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
 )  # fmt: skip
-
-
-def operators(numerics: Numerics = "bitwise") -> Operators:
-    """The operators under a numerics mode: `bitwise` runs the contract kernels, `fast` plain PyTorch."""
-    return _PLAIN
+_CONTRACT = Operators(
+    "bitwise", linear, pack, rms_norm, rope, gated, embedding, attention,
+    write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy,
+)  # fmt: skip

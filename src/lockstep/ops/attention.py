@@ -1,0 +1,67 @@
+"""Causal attention under the bit contract: packed for training, paged for serving, one inner loop.
+
+Order of sums: `csrc/attention.cpp`, `csrc/attention_backward.cpp`. The forward saves only the output and the
+log-sum-exp; the backward recomputes the probabilities (FlashAttention, arXiv 2205.14135).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from lockstep.errors import LockstepError
+from lockstep.ops.batch import KVPages, Packed, Paged
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
+    """q [T, Hq, d] over k, v [T, Hkv, d] of the same packed sequences -> [T, Hq, d].
+
+    window: a query sees the last `window` keys, itself included. d must be a multiple of 16 (LockstepError).
+    """
+    _check_dim(q)
+    out: Tensor = _Attention.apply(q, k, v, batch, scale, window or 0)
+    return out
+
+
+def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
+    """Put the new keys and values [T, Hkv, d] into the pages of their sequences."""
+    _check_dim(k)
+    table, starts, positions = batch.page_table, batch.starts, batch.positions
+    torch.ops.lockstep.write_kv(k.contiguous(), v.contiguous(), pages.k, pages.v, table, starts, positions)
+
+
+def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
+    """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, d]; without gradient."""
+    _check_dim(q)
+    out: Tensor = torch.ops.lockstep.attention_paged(
+        q.contiguous(), pages.k, pages.v, batch.page_table, batch.starts, batch.positions, scale, window or 0
+    )
+    return out
+
+
+def _check_dim(q: Tensor) -> None:
+    if q.shape[-1] % 16:
+        raise LockstepError(
+            f"head_dim is {q.shape[-1]}; the attention kernel takes multiples of 16. Change head_dim, or run this "
+            "model with `numerics: fast`, which takes any size but does not keep the bit contract."
+        )
+
+
+class _Attention(Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int) -> Tensor:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        out, lse = torch.ops.lockstep.attention_packed(q, k, v, batch.starts, batch.positions, scale, window)
+        ctx.save_for_backward(q, k, v, out, lse, batch.starts, batch.positions)
+        ctx.scale, ctx.window = scale, window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        dq, dk, dv = torch.ops.lockstep.attention_backward(grad, *saved, ctx.scale, ctx.window)
+        return dq, dk, dv, None, None, None

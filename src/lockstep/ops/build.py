@@ -1,0 +1,164 @@
+"""Build the C++ extension on first use, and load it.
+
+The library lies in the user's cache under a key of sources, compiler, PyTorch and instruction set, so a change of
+any of them builds anew and never loads a stale file. A build happens in a private folder under a file lock and is
+renamed into place: two processes that start at once build once, and a killed build leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from lockstep.errors import LockstepError
+
+CSRC = Path(__file__).parent / "csrc"
+_COMMON = ["-std=c++20", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
+_ISA = {
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"],
+    "avx2": ["-mavx2", "-mfma"],
+    "plain": [],
+}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: its path and the first line of its `--version`."""
+
+    path: str
+    version: str
+
+
+@lru_cache
+def load(isa: str | None = None) -> str:
+    """Load the extension into `torch.ops.lockstep`, building it if need be; returns the instruction set used.
+
+    isa: "avx512", "avx2" or "plain"; None takes the best this machine has. Raises LockstepError when there is no
+    compiler or the build fails. Only one instruction set can be loaded in a process.
+    """
+    isa = isa or best_isa()
+    torch.ops.load_library(str(library(isa)))
+    return isa
+
+
+def library(isa: str) -> Path:
+    """The path of the built extension for an instruction set; builds it when the cache lacks it."""
+    compiler = find_compiler()
+    key = _key(compiler, isa)
+    target = cache_dir() / f"{isa}-{key}"
+    built = target / "liblockstep.so"
+    if not built.exists():
+        with _locked(target.with_suffix(".lock")):
+            if not built.exists():
+                _build(compiler, isa, target)
+    return built
+
+
+def is_built(isa: str) -> bool:
+    """Whether the extension for this instruction set is in the cache (False, too, without a compiler)."""
+    try:
+        return (cache_dir() / f"{isa}-{_key(find_compiler(), isa)}" / "liblockstep.so").exists()
+    except LockstepError:
+        return False
+
+
+def best_isa() -> str:
+    """The best instruction set this processor and PyTorch agree on."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "plain")
+
+
+def cache_dir() -> Path:
+    """Where built extensions lie: `lockstep/ext` under XDG_CACHE_HOME, by default ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "lockstep" / "ext"
+
+
+@lru_cache
+def find_compiler() -> Compiler:
+    """The compiler named by CXX, or g++, or clang++ on the PATH; LockstepError when there is none."""
+    named = os.environ.get("CXX")
+    for name in [named] if named else ["g++", "clang++"]:
+        path = shutil.which(name)
+        if path:
+            run = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            if run.returncode == 0:
+                return Compiler(path, run.stdout.splitlines()[0])
+    raise LockstepError(
+        f"No C++ compiler found (looked for {named or 'g++ and clang++'} on the PATH). The kernels behind "
+        "`numerics: bitwise` are built on first use. Install one (Debian: `apt install g++`), name yours with CXX, or "
+        "run with `numerics: fast`, which needs no compiler but does not keep the bit contract."
+    )
+
+
+def _sources() -> list[Path]:
+    return sorted(CSRC.glob("*.cpp"))
+
+
+def _key(compiler: Compiler, isa: str) -> str:
+    digest = hashlib.sha256()
+    for part in [compiler.path, compiler.version, torch.__version__, sys.version, *_COMMON, *_ISA[isa]]:
+        digest.update(part.encode() + b"\0")
+    for source in sorted(CSRC.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(compiler: Compiler, isa: str, target: Path) -> None:
+    print(f"Building the {isa} kernels with {compiler.version} (once, about a minute) ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as work:
+        _compile(compiler, isa, Path(work))
+        done = Path(work) / "done"
+        done.mkdir()
+        os.rename(Path(work) / "liblockstep.so", done / "liblockstep.so")
+        shutil.rmtree(target, ignore_errors=True)
+        os.rename(done, target)
+
+
+def _compile(compiler: Compiler, isa: str, work: Path) -> None:
+    """Compile every source at once (ninja limits nothing here: there are a handful), then link."""
+    from torch.utils.cpp_extension import include_paths, library_paths
+
+    includes = [f"-isystem{path}" for path in include_paths()]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    objects, running = [], []
+    for source in _sources():
+        objects.append(str(work / f"{source.stem}.o"))
+        command = [compiler.path, *_COMMON, *_ISA[isa], abi, *includes, "-fPIC", "-c", str(source), "-o", objects[-1]]
+        running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
+    for command, process in running:
+        _, errors = process.communicate()
+        _check(command, process.returncode, errors)
+    libraries = [f"-L{path}" for path in library_paths()]
+    link = [compiler.path, "-shared", "-fopenmp", *objects, *libraries, "-lc10", "-ltorch_cpu", "-o"]
+    link.append(str(work / "liblockstep.so"))
+    run = subprocess.run(link, capture_output=True, text=True, check=False)
+    _check(link, run.returncode, run.stderr)
+
+
+def _check(command: list[str], code: int, errors: str) -> None:
+    if code:
+        raise LockstepError(
+            f"The kernels could not be built: {' '.join(command[:1] + command[-3:])} ended with {code}.\n"
+            f"{errors[-2000:]}\nA C++20 compiler is needed (g++ 11 or newer). `numerics: fast` runs without the kernels."
+        )
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released by the system when the process ends, however it ends
+        yield

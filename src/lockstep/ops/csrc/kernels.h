@@ -1,0 +1,80 @@
+// The kernels' entry points. Plain C++ over pointers: no PyTorch header, so that a build takes seconds.
+// T is float or bf16. Sizes are in elements. Threads come from OpenMP; no result depends on their number.
+#pragma once
+
+#include <cstdint>
+
+#include "vec16.h"
+
+namespace lockstep {
+
+// --- products (gemm.cpp) ---
+constexpr int64_t PANEL = 16;
+inline int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
+
+// Lay a matrix out for a product: out[panel][k][16], zero where the last panel has no column.
+// pack_columns: source [n, k] (a weight), contraction along its columns. pack_rows: source [k, n].
+template <typename S, typename T>
+void pack_columns(const S* source, int64_t n, int64_t k, T* out);
+template <typename S, typename T>
+void pack_rows(const S* source, int64_t k, int64_t n, T* out);
+
+// y[m, n] = a x b (+ bias); a(i, p) = a[i * row_stride + p * k_stride]; b packed.
+// accumulate (O float only): the sum starts from what y holds instead of 0.
+template <typename T, typename O>
+void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T* bias, O* y, int64_t m, int64_t n,
+          int64_t k, bool accumulate);
+template <typename T>
+void column_sums(const T* x, int64_t rows, int64_t columns, float* y);
+
+// --- attention (attention.cpp, attention_backward.cpp) ---
+constexpr int64_t BLOCK = 64;  // keys in a block; blocks are aligned to position 0
+
+struct AttentionShape {
+  int64_t tokens, sequences, heads, kv_heads, dim;
+  const int32_t* starts;     // [sequences + 1]
+  const int32_t* positions;  // [tokens]
+  float scale;
+  int64_t window;  // 0: none
+};
+// Keys of block j of sequence s: page table[s * width + j]; k pages [kv_heads, dim, BLOCK], v pages [kv_heads, BLOCK, dim].
+template <typename T>
+void write_kv(const T* k, const T* v, T* k_pages, T* v_pages, const int32_t* table, int64_t width,
+              const AttentionShape& shape);
+template <typename T>
+void attention_paged(const T* q, const T* k_pages, const T* v_pages, const int32_t* table, int64_t width, T* out,
+                     const AttentionShape& shape);
+// Whole sequences: k, v [tokens, kv_heads, dim]. lse: log2 of the sum of 2^score, [tokens, heads].
+template <typename T>
+void attention_packed(const T* q, const T* k, const T* v, T* out, float* lse, const AttentionShape& shape);
+template <typename T>
+void attention_backward(const T* q, const T* k, const T* v, const T* out, const float* lse, const T* d_out, T* dq,
+                        T* dk, T* dv, const AttentionShape& shape);
+
+// --- rows (rows.cpp) ---
+template <typename T>
+void rms_norm(const T* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d);
+template <typename T>
+void rms_norm_backward(const T* dy, const T* x, const T* weight, float offset, const float* rstd, T* dx, float* dw,
+                       int64_t rows, int64_t d);
+// table [*, dim / 2, 2] of cos, sin; sign -1 rotates back (the gradient).
+template <typename T>
+void rope(const T* x, const int32_t* positions, const float* table, float sign, T* y, int64_t tokens, int64_t heads,
+          int64_t dim);
+enum Activation { SILU = 0, GELU_TANH = 1 };
+template <typename T>
+void gated(const T* gate, const T* up, int activation, T* y, int64_t count);
+template <typename T>
+void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* d_gate, T* d_up, int64_t count);
+
+// --- vocabulary (vocabulary.cpp) ---
+template <typename T>
+void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d);
+void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary);
+void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary);
+// d_logits = weight * ((1 + 2 z lse) softmax - onehot(target)); zero rows where target < 0.
+template <typename T>
+void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
+                            float z_loss, T* d_logits, int64_t rows, int64_t vocabulary);
+
+}  // namespace lockstep

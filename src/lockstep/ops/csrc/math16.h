@@ -1,0 +1,55 @@
+// exp2, exp, sigmoid and tanh on sixteen lanes: the same operations in every build, so the same bits.
+#pragma once
+
+#include "vec16.h"
+
+namespace lockstep {
+
+// e^r for |r| <= ln 2 / 2: Taylor to degree 7 in Horner form; truncation below 2^-27 of the result.
+inline F16 exp_reduced(F16 r) {
+  F16 p = F16::all(1.0f / 5040.0f);
+  p = fma(p, r, F16::all(1.0f / 720.0f));
+  p = fma(p, r, F16::all(1.0f / 120.0f));
+  p = fma(p, r, F16::all(1.0f / 24.0f));
+  p = fma(p, r, F16::all(1.0f / 6.0f));
+  p = fma(p, r, F16::all(0.5f));
+  p = fma(p, r, F16::all(1.0f));
+  return fma(p, r, F16::all(1.0f));
+}
+
+// 2^x. Exactly 0 below -126 (where the result would be subnormal), +inf above 128, NaN stays NaN.
+inline F16 exp2(F16 x) {
+  F16 n = min(F16::all(127.0f), nearest(x));  // this operand order keeps a NaN
+  F16 r = (x - n) * F16::all(0.693147180559945f);  // x - n is exact
+  F16 y = exp_reduced(r) * power_of_two(n);
+  y = where_less(F16::all(128.0f), x, F16::all(INFINITY), y);
+  return where_less(x, F16::all(-126.0f), F16::zero(), y);
+}
+
+// e^x by Cody-Waite reduction. Exactly 0 below -87, +inf above 88, NaN stays NaN.
+inline F16 exp(F16 x) {
+  F16 n = min(F16::all(127.0f), nearest(x * F16::all(1.44269504088896f)));
+  F16 r = fma(n, F16::all(-0.693359375f), x);
+  r = fma(n, F16::all(2.12194440e-4f), r);
+  F16 y = exp_reduced(r) * power_of_two(n);
+  y = where_less(F16::all(88.0f), x, F16::all(INFINITY), y);
+  return where_less(x, F16::all(-87.0f), F16::zero(), y);
+}
+
+inline F16 sigmoid(F16 x) {
+  F16 one = F16::all(1.0f);
+  return one / (one + exp(F16::zero() - x));
+}
+
+// tanh(x) = 1 - 2 / (e^2x + 1); near zero, where that cancels, x - x^3/3 + 2x^5/15 - 17x^7/315.
+inline F16 tanh(F16 x) {
+  F16 one = F16::all(1.0f), two = F16::all(2.0f);
+  F16 y = one - two / (exp(two * x) + one);
+  F16 s = x * x;
+  F16 p = fma(s, F16::all(-17.0f / 315.0f), F16::all(2.0f / 15.0f));
+  p = fma(s, p, F16::all(-1.0f / 3.0f));
+  F16 small = fma(x * s, p, x);
+  return where_less(s, F16::all(0.01f), small, y);
+}
+
+}  // namespace lockstep

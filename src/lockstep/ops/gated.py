@@ -1,0 +1,32 @@
+"""Gated activations (SwiGLU, GeGLU; arXiv 2002.05202) under the bit contract: elementwise, one rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+_CODES = {"silu": 0, "gelu_tanh": 1}
+
+
+def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+    """activation(gate [T, F]) * up [T, F]; activation "silu" or "gelu_tanh"."""
+    y: Tensor = _Gated.apply(gate, up, _CODES[activation])
+    return y
+
+
+class _Gated(Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, code: int) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        ctx.save_for_backward(gate, up)
+        ctx.code = code
+        return torch.ops.lockstep.gated(gate, up, code)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up = ctx.saved_tensors
+        d_gate, d_up = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
+        return d_gate, d_up, None

@@ -1,0 +1,74 @@
+"""Linear layers under the bit contract, and their two gradients as separately callable products.
+
+Order of sums: `csrc/gemm.cpp`. A weight is laid out in panels of sixteen columns before a product; inference keeps
+the panels (`pack`), training makes them per call, which costs 1 / (2 T) of the product's work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight [n, K] laid out for products: panels [ceil(n / 16), K, 16] in the compute dtype."""
+
+    panels: Tensor
+    n: int
+
+
+def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
+    """Lay out a weight [N, K] (float32 or bfloat16, rounded to dtype) for `linear` without gradient."""
+    return PackedWeight(torch.ops.lockstep.pack_columns(weight.detach().contiguous(), dtype), weight.shape[0])
+
+
+def linear(
+    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """x [T, K] times weight [N, K] transposed, plus bias [N]; [T, N] in out_dtype (default: that of x)."""
+    if isinstance(weight, PackedWeight):
+        return _product(x, weight, bias, out_dtype)
+    return _Linear.apply(x, weight, bias, out_dtype)
+
+
+def input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
+    """dx [T, K] = dy [T, N] times weight [N, K]: a chain over ascending n."""
+    panels = torch.ops.lockstep.pack_rows(weight.detach().contiguous(), dy.dtype)
+    return torch.ops.lockstep.gemm(dy, panels, weight.shape[1], None, dy.dtype)
+
+
+def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
+    """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`."""
+    panels = torch.ops.lockstep.pack_rows(x, x.dtype)
+    dw = torch.empty(dy.shape[1], x.shape[1], dtype=torch.float32) if out is None else out
+    torch.ops.lockstep.gemm_transposed(dy, panels, dw, out is not None)
+    return dw
+
+
+def _product(x: Tensor, packed: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+    bias = None if bias is None else bias.detach().to(x.dtype)
+    return torch.ops.lockstep.gemm(x.contiguous(), packed.panels, packed.n, bias, out_dtype or x.dtype)
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return _product(x, pack(weight, x.dtype), bias, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dy = grads[0].to(x.dtype).contiguous()
+        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
+        dx = input_gradient(dy, weight) if need_x else None
+        dw = weight_gradient(dy, x).to(weight.dtype) if need_weight else None
+        db = torch.ops.lockstep.column_sums(dy).to(ctx.bias_dtype) if need_bias else None
+        return dx, dw, db, None

@@ -1,0 +1,28 @@
+"""Rotary position embedding under the bit contract: products and one sum per element, nothing to order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """Turn x [T, H, d] by its positions int32 [T]: pairs (j, j + d / 2), table float32 [P, d / 2, 2] of cos, sin
+    (arXiv 2104.09864 in the half-split form of Llama)."""
+    y: Tensor = _Rope.apply(x, positions, table)
+    return y
+
+
+class _Rope(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(positions, table)
+        return torch.ops.lockstep.rope(x.contiguous(), positions, table, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        positions, table = ctx.saved_tensors
+        return torch.ops.lockstep.rope(grads[0].contiguous(), positions, table, -1.0), None, None
