@@ -23,9 +23,7 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(
-    decoder: Decoder, compute: Compute, data: Dataset, sequences: int, micro_batch: int
-) -> Evaluation | None:
+def evaluate(decoder: Decoder, compute: Compute, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
     """The loss on the held-out documents, at most so many sequences of them; None if nothing is held out."""
     sums, tokens = [], 0
     for batch in data.held_out_batches(sequences, micro_batch):

@@ -24,7 +24,7 @@ def _for_ever(path: Path, keep_every: int) -> bool:
 
 
 def set_aside_after(out: Path, step: int) -> list[Path]:
-    """Rename checkpoints of later steps to ``set-aside-<name>``, so that a run that goes on from ``step`` writes its own."""
+    """Rename checkpoints of later steps to ``set-aside-<name>``: a run that goes on from ``step`` writes its own."""
     later = [p for p in checkpoints(out) if (step_of(p) or 0) > step]
     for path in later:
         name, number = f"set-aside-{path.name}", 1

@@ -1,0 +1,61 @@
+"""`lockstep train`: a run from a configuration, or one that goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.config import Config, load_config
+
+
+def train(
+    file: Annotated[Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="The run's configuration.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE over the file; repeatable.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model to fine-tune: a directory, a GGUF file, an alias.")] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Text, folder, .jsonl, hf:NAME or stdlib; repeatable.")] = None,
+    out: Annotated[str | None, typer.Option(help="The run's directory.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps in the whole run.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(help="Train adapters of this rank instead of the model.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    resume_from: Annotated[Path | None, typer.Option(help="Go on from this checkpoint.")] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume although the result will not be that of one whole run.")
+    ] = False,
+) -> None:
+    """Train or fine-tune a model on text; a stopped run goes on bit for bit with --resume."""
+    from lockstep.train.report import plan_lines, result_lines
+    from lockstep.train.trainer import Trainer, refuse_existing
+
+    options = {"model": model, "train.out": out, "train.steps": steps, "lora.rank": lora_rank}
+    overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
+    if data:
+        overrides.append(f"data.sources={_yaml_list(data)}")
+    config = _configuration(file, overrides, out, resume, resume_from)
+    if not resume and resume_from is None:
+        refuse_existing(Path(config.train.out))
+    point = resume_from if resume_from is not None else Path(config.train.out) if resume else None
+    trainer = Trainer(config, resume=point, allow_changes=allow_changes)
+    for line in plan_lines(trainer):
+        trainer.display.note(line)
+    for line in result_lines(trainer, trainer.fit()):
+        typer.echo(line)
+
+
+def _configuration(
+    file: Path | None, overrides: list[str], out: str | None, resume: bool, resume_from: Path | None
+) -> Config:
+    """The given configuration; a run that is resumed without a file has its own, saved beside its checkpoints."""
+    if file is None and resume_from is not None:
+        file = resume_from / "config.yaml"
+    elif file is None and resume:
+        own = Path(out or load_config(None, overrides).train.out) / "config.yaml"
+        file = own if own.exists() else None
+    return load_config(file, overrides)
+
+
+def _yaml_list(values: list[str]) -> str:
+    import json
+
+    return json.dumps(values)

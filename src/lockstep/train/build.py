@@ -1,0 +1,133 @@
+"""Builds what a run needs: data, tokenizer, model, the parameters that train, their optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lockstep.config import Config, ModelConfig
+from lockstep.errors import LockstepError
+from lockstep.model.decoder import Decoder
+from lockstep.model.init import random_decoder
+from lockstep.model.load import load
+from lockstep.model.model import Model
+from lockstep.model.tokenizer import Tokenizer
+from lockstep.ops import operators
+from lockstep.train.adapters import add_adapters, export_model, weights_hash
+from lockstep.train.checkpoint import Checkpoint
+from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
+from lockstep.train.optimizer import AdamW
+from lockstep.train.step import Compute
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that trains. parameters: those that train, float32, by name. base: hash of the frozen weights."""
+
+    model: Model
+    data: Dataset
+    parameters: dict[str, nn.Parameter]
+    optimizer: AdamW
+    base: str | None
+
+    @property
+    def compute(self) -> Compute:
+        return Compute(self.model.ops, self.model.dtype)
+
+    @property
+    def adapters_only(self) -> bool:
+        return self.base is not None
+
+
+def build(config: Config, given: Model | None, out: Path, report: Report, point: Checkpoint | None) -> Run:
+    """Build a run. point: the checkpoint that will be restored into it, whose tokenizer and token file are taken
+    without reading the corpus again. Raises `LockstepError` for what does not fit together.
+    """
+    start = given if given is not None else _loaded(config)
+    tokenizer, tokens = _data(config, start, out / "data", report, point)
+    shape = start.config if start is not None else config.model
+    assert isinstance(shape, ModelConfig)
+    _check_fit(config, shape, tokenizer)
+    decoder = random_decoder(shape, config.train.seed) if start is None else start.decoder
+    base = _prepare(decoder, config, adapters=config.lora.rank > 0)
+    model = Model(decoder, tokenizer, operators(config.train.numerics), getattr(torch, config.train.dtype))
+    parameters = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
+    data = dataset(tokens, config.data.seq_len, config.train.seed)
+    return Run(model, data, parameters, AdamW(parameters, config.optimizer), base)
+
+
+def export(run: Run, config: Config, out: Path) -> Path:
+    """Write ``<out>/export``: a Hugging Face directory, or adapters alone in PEFT's format (``lora.merge`` false)."""
+    export_model(run.model, config, out / "export")
+    return out / "export"
+
+
+def _loaded(config: Config) -> Model | None:
+    """The model that ``config.model`` names, or None if it describes a new one. Frozen weights stay in the compute
+    dtype (every use rounds to it anyway); masters are read in float32."""
+    if isinstance(config.model, ModelConfig):
+        return None
+    return load(config.model, dtype=config.train.dtype if config.lora.rank else "float32", numerics="fast")
+
+
+def _prepare(decoder: Decoder, config: Config, adapters: bool) -> str | None:
+    """Give the decoder float32 masters of its own, or frozen weights and adapters. Returns the frozen weights' hash."""
+    decoder.train()
+    if adapters:
+        decoder.requires_grad_(False)
+        base = weights_hash(decoder)
+        add_adapters(decoder, config)
+        return base
+    for name, parameter in list(decoder.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        # A copy: a loaded weight may be a view of the mapped file.
+        own = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
+        setattr(decoder.get_submodule(owner), leaf, own)
+    return None
+
+
+def _data(
+    config: Config, start: Model | None, cache: Path, report: Report, point: Checkpoint | None
+) -> tuple[Tokenizer, Tokens]:
+    if point is not None:
+        tokens = open_tokens(cache, point.document("state")["data"])
+        if tokens is not None:
+            return Tokenizer.from_dir(point.path / "tokenizer"), tokens
+    corpus = scan(config.data, report)
+    tokenizer = _tokenizer(config, start)
+    if tokenizer is None:
+        assert isinstance(config.model, ModelConfig)
+        tokenizer = trained_tokenizer(corpus, config.model.vocab_size, cache, report)
+    if start is None and isinstance(config.model, ModelConfig):
+        _check_vocabulary(config.model, tokenizer)
+    return tokenizer, tokenised(corpus, tokenizer, cache, report)
+
+
+def _tokenizer(config: Config, start: Model | None) -> Tokenizer | None:
+    """The tokenizer that is given; None: one must be trained."""
+    if config.data.tokenizer is not None:
+        path = Path(config.data.tokenizer).expanduser()
+        if not path.is_dir():
+            raise LockstepError(f"data.tokenizer: {path} is no directory: give one that holds tokenizer.json")
+        return Tokenizer.from_dir(path)
+    return None if start is None else start.tokenizer
+
+
+def _check_vocabulary(shape: ModelConfig, tokenizer: Tokenizer) -> None:
+    if tokenizer.vocab_size > shape.vocab_size:
+        raise LockstepError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the embedding only {shape.vocab_size} rows "
+            f"(model.vocab_size): set model.vocab_size to at least {tokenizer.vocab_size}"
+        )
+
+
+def _check_fit(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:
+    _check_vocabulary(shape, tokenizer)
+    if config.data.seq_len > shape.max_positions:
+        raise LockstepError(
+            f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}: "
+            "lower data.seq_len" + (", or raise model.max_positions" if isinstance(config.model, ModelConfig) else "")
+        )

@@ -1,0 +1,130 @@
+"""What a checkpoint of a run holds, and how a run is put back from it, bit for bit."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import Config, save_config
+from lockstep.errors import LockstepError
+from lockstep.train.build import Run
+from lockstep.train.changes import changes, refuse_changes
+from lockstep.train.checkpoint import (
+    Checkpoint,
+    check_shapes,
+    checkpoints,
+    load_checkpoint,
+    prune,
+    save_checkpoint,
+    set_aside_after,
+    step_of,
+    step_path,
+)
+from lockstep.train.device import device_class
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands after ``step`` global batches. bad: how many of the last ones in a row were skipped.
+
+    updates: optimizer updates made. tokens: trained on. loss: of the last good step.
+    """
+
+    step: int = 0
+    updates: int = 0
+    tokens: int = 0
+    bad: int = 0
+    loss: float | None = None
+
+    def after(self, tokens: int, loss: float | None) -> Position:
+        """The position after a global batch; ``loss`` None: it was bad, and skipped."""
+        if loss is None:
+            return replace(self, step=self.step + 1, bad=self.bad + 1)
+        return Position(self.step + 1, self.updates + 1, self.tokens + tokens, 0, loss)
+
+
+def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """The tensor files and the JSON files of a checkpoint."""
+    tensors = {"model": {n: p.detach() for n, p in run.parameters.items()}, "optimizer": run.optimizer.state_dict()}
+    state = {
+        "position": asdict(at),
+        "data": run.data.tokens.about.key,
+        "seed": run.data.seed,
+        "rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
+        "torch": torch.__version__,
+        "base": run.base,
+    }
+    model = run.model.config.model_dump(mode="json")
+    return tensors, {"state": state, "model_config": model, "config": config.model_dump(mode="json")}
+
+
+def save(run: Run, config: Config, at: Position, out: Path) -> Path:
+    """Write the checkpoint of this position and remove those that need not stay."""
+    wrong = [name for name, p in run.parameters.items() if not torch.isfinite(p.detach()).all()]
+    if wrong:
+        raise LockstepError(f"not saved at step {at.step}: {wrong[0]} holds NaN or infinite weights")
+    tensors, documents = snapshot(run, config, at)
+    path = step_path(out, at.step)
+    save_checkpoint(path, at.step, tensors, documents, version("lockstep"), device_class(), _extra(run, config))
+    prune(out, config.train.keep_last, config.train.keep_every)
+    return path
+
+
+def _extra(run: Run, config: Config) -> Any:
+    def write(folder: Path) -> None:
+        save_config(config, folder / "config.yaml")
+        (folder / "tokenizer").mkdir()
+        run.model.tokenizer.save(folder / "tokenizer")
+
+    return write
+
+
+def locate(directory: Path, out: Path) -> Checkpoint:
+    """The verified checkpoint at ``directory``: itself one, or a run's directory, of which the newest is taken.
+
+    Raises `LockstepError` if there is none or if it is damaged, with the newest whole one as advice.
+    """
+    if step_of(directory) is not None:
+        if not directory.is_dir():
+            raise LockstepError(f"there is no checkpoint {directory}")
+        return load_checkpoint(directory, out)
+    found = checkpoints(directory)
+    if not found:
+        raise LockstepError(f"{directory} holds no checkpoint to resume from: leave --resume out to begin a run there")
+    return load_checkpoint(found[-1], directory)
+
+
+def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_changes: bool) -> Position:
+    """Put weights, moments and generator state into the run. Later checkpoints of the run are set aside."""
+    state = point.document("state")
+    if not allow_changes:
+        refuse_changes(point.path, _differences(run, config, point, state))
+    weights, moments = point.tensors("model"), point.tensors("optimizer")
+    check_shapes(point.path, weights, run.parameters)
+    check_shapes(point.path, moments, run.optimizer.state_dict())
+    with torch.no_grad():
+        for name, parameter in run.parameters.items():
+            parameter.copy_(weights[name])
+    at = Position(**state["position"])
+    run.optimizer.load_state_dict(moments, at.updates)
+    torch.set_rng_state(torch.from_numpy(np.frombuffer(base64.b64decode(state["rng"]), dtype=np.uint8).copy()))
+    set_aside_after(out, at.step)
+    return at
+
+
+def _differences(run: Run, config: Config, point: Checkpoint, state: dict[str, Any]) -> list[str]:
+    found = changes(point.document("config"), config.model_dump(mode="json"))
+    facts = (
+        ("device class", point.manifest.device_class, device_class()),
+        ("torch", state["torch"], torch.__version__),
+        ("corpus or tokenizer (content hash)", state["data"], run.data.tokens.about.key),
+        ("base weights (hash)", state["base"], run.base),
+    )
+    return found + [f"{name}: {before} -> {now}" for name, before, now in facts if before != now]

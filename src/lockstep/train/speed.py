@@ -1,0 +1,42 @@
+"""How fast a run goes: tokens per second, MFU, memory, time left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from lockstep.config.train import TrainConfig
+from lockstep.train.device import matrix_peak
+from lockstep.train.display import StepLine
+from lockstep.train.resume import Position
+
+_SMOOTH = 0.9
+
+
+class Speed:
+    """Smooths step times (exponentially, over about ten steps)."""
+
+    def __init__(self, train: TrainConfig, first_step: int) -> None:
+        self._steps = train.steps
+        self._peak = matrix_peak(getattr(torch, train.dtype))
+        self._seconds = self._tokens = self._flops = 0.0
+
+    def line(self, at: Position, loss: float, tokens: int, flops: float, seconds: float) -> StepLine:
+        """The numbers after a step that took so long."""
+        keep = _SMOOTH if self._seconds else 0.0
+        self._seconds = keep * self._seconds + seconds
+        self._tokens = keep * self._tokens + tokens
+        self._flops = keep * self._flops + flops
+        rate = self._tokens / self._seconds
+        left = (self._steps - at.step) * tokens / rate
+        return StepLine(at.step, self._steps, loss, rate, self._flops / self._seconds / self._peak, resident(), left)
+
+
+def resident() -> int:
+    """Resident memory of this process, bytes; 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * 4096

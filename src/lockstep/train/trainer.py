@@ -1,0 +1,122 @@
+"""The trainer: a run in a directory, from configuration to the last checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config, save_config
+from lockstep.errors import LockstepError
+from lockstep.model.model import Model
+from lockstep.train.build import Run, build, export
+from lockstep.train.checkpoint import checkpoints, remove_unfinished, step_path
+from lockstep.train.display import Display
+from lockstep.train.lock import run_lock
+from lockstep.train.loop import Loop
+from lockstep.train.metrics import Metrics
+from lockstep.train.resolve import resolve
+from lockstep.train.resume import Position, locate, restore, snapshot
+from lockstep.train.schedule import check_schedule
+from lockstep.train.signals import stop_on_signal
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. loss: of the last good step, nats per token. stopped_by: the signal, None if it is complete."""
+
+    step: int
+    loss: float | None
+    checkpoint: Path | None
+    export: Path | None
+    stopped_by: str | None
+
+
+class Trainer:
+    """One training run in one directory.
+
+    ``Trainer(Config(), "notes.txt", train={"out": "runs/notes", "steps": 100}).fit()``
+
+    config: a `Config`, or a loaded `Model` to fine-tune. data: sources that replace ``data.sources``.
+    sections: keys that replace those of the section of that name. resume: the run's own directory or one of its
+    checkpoints, to go on from. allow_changes: resume although the result will not be that of one whole run.
+
+    The run's directory is locked from here until `fit` ends or `close` is called. Raises `LockstepError` for
+    whatever is wrong with configuration, data, directory or checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: Config | Model,
+        data: str | Sequence[str] | None = None,
+        *,
+        resume: str | Path | None = None,
+        allow_changes: bool = False,
+        display: Display | None = None,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        self.config, given = resolve(config, data, sections)
+        check_schedule(self.config.schedule, self.config.train.steps)
+        self.out = Path(self.config.train.out)
+        self.display = display or Display()
+        self.position = Position()
+        self._resumed = False
+        with ExitStack() as stack:
+            stack.enter_context(run_lock(self.out))
+            stack.enter_context(self.display)
+            remove_unfinished(step_path(self.out, 0).parent)
+            point = None if resume is None else locate(Path(resume), self.out)
+            self.run: Run = build(self.config, given, self.out, self.display.preparing, point)
+            if point is not None:
+                self.position = restore(self.run, self.config, point, self.out, allow_changes)
+                self._resumed = True
+            self._held = stack.pop_all()
+
+    @property
+    def model(self) -> Model:
+        """The model in training; its parameters are the float32 masters."""
+        return self.run.model
+
+    def fit(self) -> Result:
+        """Train up to ``train.steps``, then save (and export, if asked). SIGTERM and SIGINT save and return early."""
+        if not self._resumed:
+            refuse_existing(self.out)
+        with self._held, stop_on_signal() as stop:
+            save_config(self.config, self.out / "config.yaml")
+            metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard)
+            self._held.callback(metrics.close)
+            loop = Loop(self.run, self.config, self.out, self.position, self.display, metrics, stop)
+            try:
+                checkpoint = loop.train()
+            finally:
+                self.position, self._resumed = loop.position, True
+            done = stop.signal is None
+            exported = export(self.run, self.config, self.out) if self.config.train.export and done else None
+        return Result(self.position.step, self.position.loss, checkpoint, exported, stop.signal)
+
+    def resume(self, directory: str | Path, allow_changes: bool = False) -> None:
+        """Go on from a checkpoint, or from the newest one of a run's directory."""
+        point = locate(Path(directory), self.out)
+        self.position = restore(self.run, self.config, point, self.out, allow_changes)
+        self._resumed = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds: ``model`` and ``optimizer`` tensors (float32, not copies), and plain documents."""
+        tensors, documents = snapshot(self.run, self.config, self.position)
+        return {**tensors, **documents}
+
+    def close(self) -> None:
+        """Give up the run's directory without training."""
+        self._held.close()
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise if the directory already holds a run with checkpoints."""
+    found = checkpoints(out)
+    if found:
+        raise LockstepError(
+            f"{out} already holds a run (newest checkpoint: {found[-1].name}): continue it with --resume, "
+            "or choose another directory with --out"
+        )
