@@ -6,6 +6,7 @@ from pydantic import Field
 
 from lockstep.config.model import ModelConfig
 from lockstep.config.section import Section
+from lockstep.config.serve import ServeConfig
 from lockstep.config.train import DataConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 
@@ -35,3 +36,5 @@ class Config(Section):
     """The learning rate over the steps."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Low-rank adapters."""
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    """The server and its engine."""

@@ -21,6 +21,7 @@ from lockstep.serve.scheduler import Scheduler
 from lockstep.serve.scoring import Reading, readings, scores
 from lockstep.serve.sequence import Sequence
 from lockstep.serve.stream import OutputStream
+from lockstep.serve.text import Decode
 
 if TYPE_CHECKING:
     from lockstep.model import Model
@@ -78,6 +79,9 @@ class Engine:
                 "on this model: give at least a few pages."
             )
         self.model = model
+        tokenizer = model.tokenizer if model.has_tokenizer else None
+        self._decode: Decode = tokenizer.decode if tokenizer is not None else _no_text
+        self._eos = frozenset(model.config.eos_ids) | (tokenizer.eos_ids if tokenizer is not None else frozenset())
         self.max_queue = max_queue
         self.max_length = min(model.config.max_positions, pages * PAGE)
         """Tokens that one sequence may have, prompt and output together."""
@@ -116,7 +120,7 @@ class Engine:
                 priority, deadline, salt,
             )  # fmt: skip
             self._sequences[sequence.uid] = sequence
-            self._streams[sequence.uid] = OutputStream(sequence, self.model.tokenizer.decode)
+            self._streams[sequence.uid] = OutputStream(sequence, self._decode)
             self._scheduler.add(sequence)
         return request
 
@@ -236,7 +240,7 @@ class Engine:
         told = () if wanted is None else scores(self._runner.logprobs(logits), [token], wanted)
         sequence.tokens.append(token)
         by_id = token in params.stop_token_ids
-        ended = by_id or (token in self.model.tokenizer.eos_ids and not params.ignore_eos)
+        ended = by_id or (token in self._eos and not params.ignore_eos)
         stop = stream.push(token, told, hidden=ended)
         if ended or stop is not None:
             return [self._finish(sequence, "stop", token if by_id else stop)]
@@ -251,3 +255,8 @@ class Engine:
         del self._sequences[sequence.uid]
         self._scheduler.remove(sequence)
         return self._streams.pop(sequence.uid).finish(reason, stop, error)
+
+
+def _no_text(ids: list[int]) -> str:
+    """A model without a tokenizer serves token ids."""
+    return ""

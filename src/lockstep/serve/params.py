@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lockstep.errors import LockstepError
@@ -27,7 +27,7 @@ class SamplingParams:
     top_k: int = 0
     """Keep the k most probable tokens; 0 or -1 keeps all."""
     top_p: float = 1.0
-    """Keep the smallest set of most probable tokens whose probabilities reach this sum; in (0, 1]."""
+    """Keep the smallest set of most probable tokens whose probabilities reach this sum (0: the first); in [0, 1]."""
     min_p: float = 0.0
     """Keep tokens at least this fraction as probable as the most probable one; in [0, 1]."""
     presence_penalty: float = 0.0
@@ -64,8 +64,6 @@ class SamplingParams:
             value = getattr(self, name)
             if not math.isfinite(value) or not low <= value <= high:
                 raise LockstepError(f"{name} is {value}: give a number from {low:g} to {high:g}.")
-        if self.top_p == 0.0:
-            raise LockstepError("top_p is 0, which leaves no token: give a number above 0, up to 1.")
         if self.repetition_penalty == 0.0:
             raise LockstepError("repetition_penalty is 0: give a number above 0 (1 means no penalty).")
         if self.max_tokens is not None and self.max_tokens < 0:
@@ -146,21 +144,33 @@ class Completion:
     choice: int = 0
 
 
-def completion(outputs: list[Output], prompt_ids: list[int], params: SamplingParams, **about: Any) -> Completion:
-    """Join the outputs of one choice, the last of which is finished."""
+def join(outputs: list[Output]) -> Output:
+    """All pieces of a finished choice as one."""
     last = outputs[-1]
-    assert last.finish_reason is not None
-    scores = [score for output in outputs for score in output.scores]
-    prompt_scores = next((o.prompt_scores for o in outputs if o.prompt_scores is not None), None)
+    scored = [o.prompt_scores for o in outputs if o.prompt_scores is not None]
+    return replace(
+        last,
+        text="".join(o.text for o in outputs),
+        token_ids=tuple(token for o in outputs for token in o.token_ids),
+        scores=tuple(score for o in outputs for score in o.scores),
+        text_offsets=tuple(offset for o in outputs for offset in o.text_offsets),
+        prompt_scores=scored[0] if scored else None,
+    )
+
+
+def completion(outputs: list[Output], prompt_ids: list[int], params: SamplingParams, **about: Any) -> Completion:
+    """The completion of a finished choice from its pieces."""
+    whole = join(outputs)
+    assert whole.finish_reason is not None
     return Completion(
-        token_ids=[token for output in outputs for token in output.token_ids],
-        text="".join(output.text for output in outputs),
-        logprobs=None if params.logprobs is None else [s.logprob for s in scores],
-        finish_reason=last.finish_reason,
-        cached_tokens=last.cached_tokens,
+        token_ids=list(whole.token_ids),
+        text=whole.text,
+        logprobs=None if params.logprobs is None else [s.logprob for s in whole.scores],
+        finish_reason=whole.finish_reason,
+        cached_tokens=whole.cached_tokens,
         prompt_token_ids=prompt_ids,
-        top_logprobs=[dict(s.top) for s in scores] if params.logprobs else None,
-        prompt_logprobs=None if prompt_scores is None else [s.logprob for s in prompt_scores],
-        stop_reason=last.stop_reason,
+        top_logprobs=[dict(s.top) for s in whole.scores] if params.logprobs else None,
+        prompt_logprobs=None if whole.prompt_scores is None else [s.logprob for s in whole.prompt_scores],
+        stop_reason=whole.stop_reason,
         **about,
     )

@@ -1,0 +1,74 @@
+"""`lockstep chat`: talk to a model in the terminal, or ask it one question."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from lockstep.serve import Engine, SamplingParams
+
+Messages = list[dict[str, str]]
+
+
+def chat(
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")],
+    message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this, print the answer, end.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Fix the draws.")] = None,
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
+    numerics: Annotated[
+        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch.")
+    ] = "bitwise",
+) -> None:
+    """Chat with a model; each line of a piped stdin is one turn."""
+    from lockstep.model import load
+    from lockstep.serve import Engine, SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    engine = Engine(load(model, dtype=dtype, numerics=numerics))
+    history: Messages = [] if system is None else [{"role": "system", "content": system}]
+    if message is not None:
+        _turn(engine, history, message, params)
+        return
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(f"Chatting with {model}. /new forgets the conversation, Ctrl-D ends.", file=sys.stderr)
+    while (line := _read("> " if interactive else "")) is not None:
+        if line.strip() == "/new":
+            history = history[: 1 if system is not None else 0]
+        elif line.strip():
+            history = _turn(engine, history, line, params)
+
+
+def _read(prompt: str) -> str | None:
+    try:
+        return input(prompt)
+    except EOFError:
+        return None
+
+
+def _turn(engine: Engine, history: Messages, message: str, params: SamplingParams) -> Messages:
+    """Ask, print the answer as it comes, and give the conversation with both. Ctrl-C ends the answer."""
+    from dataclasses import replace
+
+    asked = [*history, {"role": "user", "content": message}]
+    ids = engine.model.tokenizer.chat(asked)
+    room = max(1, engine.max_length - len(ids))
+    wanted = room if params.max_tokens is None else min(params.max_tokens, room)
+    request = engine.add_request(ids, replace(params, max_tokens=wanted))
+    answer = ""
+    try:
+        while engine.has_work():
+            for output in engine.step():
+                answer += output.text
+                print(output.text, end="", flush=True)
+    except KeyboardInterrupt:
+        engine.abort(request)
+    print()
+    return [*asked, {"role": "assistant", "content": answer}]

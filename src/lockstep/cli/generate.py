@@ -1,0 +1,106 @@
+"""`lockstep generate`: complete one prompt, or a file of them as one batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from lockstep.errors import LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.serve import Completion, SamplingParams
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")],
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; repeatable.")] = None,
+    input: Annotated[
+        Path | None, typer.Option("--input", "-i", help='JSON lines: {"prompt": ...} with sampling parameters, if any.')
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where JSON lines go; default: stdout.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="The k most probable tokens; 0: all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Fix the draws.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="Log-probabilities in the JSON lines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines also for --prompt.")] = False,
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
+    numerics: Annotated[
+        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch.")
+    ] = "bitwise",
+) -> None:
+    """Complete prompts and print the text."""
+    from lockstep.model import load
+    from lockstep.serve import Engine
+
+    if bool(prompt) == (input is not None):
+        raise LockstepError("give the prompts in one way: --prompt TEXT (repeatable), or --input FILE of JSON lines.")
+    defaults = {
+        "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed,
+        "stop": tuple(stop or ()), "logprobs": 0 if logprobs else None,
+    }  # fmt: skip
+    rows = [{"prompt": text} for text in prompt] if prompt else _rows(input)
+    params = [_params(row, defaults, i) for i, row in enumerate(rows, 1)]
+    engine = Engine(load(model, dtype=dtype, numerics=numerics))
+    completions = engine.generate([row["prompt"] for row in rows], params)
+    if output is None and not as_json and input is None:
+        for completion in completions:
+            print(completion.text)
+        return
+    _write(output, completions)
+
+
+def _rows(file: Path | None) -> list[dict[str, Any]]:
+    assert file is not None
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LockstepError(f"cannot read {file}: {error}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise LockstepError(f"{file}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict) or "prompt" not in row:
+            raise LockstepError(f'{file}, line {number}: expected an object such as {{"prompt": "Once upon a time"}}')
+        rows.append(row)
+    if not rows:
+        raise LockstepError(f"{file} holds no prompts: write one JSON object per line")
+    return rows
+
+
+def _params(row: dict[str, Any], defaults: dict[str, Any], number: int) -> SamplingParams:
+    from dataclasses import fields
+
+    from lockstep.serve import SamplingParams
+
+    own = {key: value for key, value in row.items() if key != "prompt"}
+    unknown = set(own) - {field.name for field in fields(SamplingParams)}
+    if unknown:
+        raise LockstepError(f"prompt {number} has the key {min(unknown)!r}, which is no sampling parameter: remove it")
+    try:
+        return SamplingParams(**{**defaults, **own})
+    except TypeError as error:
+        raise LockstepError(f"prompt {number}: a sampling parameter has the wrong type ({error})") from error
+
+
+def _write(file: Path | None, completions: list[Completion]) -> None:
+    from dataclasses import asdict
+
+    lines = "".join(json.dumps(asdict(completion), ensure_ascii=False) + "\n" for completion in completions)
+    if file is None:
+        sys.stdout.write(lines)
+        return
+    try:
+        file.write_text(lines, encoding="utf-8")
+    except OSError as error:
+        raise LockstepError(f"cannot write {file}: {error.strerror or error}") from error

@@ -1,0 +1,63 @@
+"""`lockstep serve`: an OpenAI-compatible server for one model."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from lockstep.config import load_config
+from lockstep.config.serve import ServeConfig, byte_count
+from lockstep.errors import LockstepError
+
+
+def serve(
+    model: Annotated[str | None, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file; its `serve` section.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as serve.max_running=8.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8000]")] = None,
+    model_name: Annotated[str | None, typer.Option(help="The name clients ask for.  [default: MODEL]")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Ask clients for this key.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values.  [default: 1GiB]")] = None,
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
+    numerics: Annotated[
+        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch.")
+    ] = "bitwise",
+    log_level: Annotated[Literal["warning", "info", "debug"], typer.Option(help="info: a line per request.")] = "info",
+) -> None:
+    """Serve a model over HTTP with OpenAI's interface."""
+    given = {"host": host, "port": port, "model_name": model_name, "api_key": api_key, "kv_memory": kv_memory}
+    settings = [*(set_ or []), *(f"serve.{key}={value}" for key, value in given.items() if value is not None)]
+    whole = load_config(config, settings)
+    source = model if model is not None else whole.model
+    if not isinstance(source, str):
+        raise LockstepError(
+            "no model to serve: give a directory, a .gguf file or an alias, as in `lockstep serve DIR`."
+        )
+    _run(source, whole.serve, dtype, numerics, log_level)
+
+
+def _run(source: str, config: ServeConfig, dtype: str, numerics: Literal["bitwise", "fast"], log_level: str) -> None:
+    from lockstep.serve.api.server import bind
+
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
+    from lockstep.model import load
+    from lockstep.serve import Engine
+    from lockstep.serve.api import serve as run_server
+
+    try:
+        engine = Engine(
+            load(source, dtype=dtype, numerics=numerics),
+            kv_memory=byte_count(config.kv_memory),
+            max_batch_tokens=config.max_batch_tokens,
+            max_running=config.max_running,
+            max_queue=config.max_queue,
+            prefix_cache=config.prefix_cache,
+        )
+        run_server(engine, config.model_name or source, config, bound)
+    finally:
+        bound.close()

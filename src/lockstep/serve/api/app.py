@@ -1,0 +1,116 @@
+"""The application: which path leads to which function."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from lockstep.config.serve import ServeConfig, byte_count
+from lockstep.serve.api import errors
+from lockstep.serve.api.chat import chat
+from lockstep.serve.api.completions import complete
+from lockstep.serve.api.gate import Gate
+from lockstep.serve.api.metrics import Metrics
+from lockstep.serve.api.respond import ClientGone, json_response
+from lockstep.serve.api.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from lockstep.serve.api.service import Service
+from lockstep.serve.api.token_text import TokenTexts
+from lockstep.serve.engine import Engine
+from lockstep.serve.worker import Worker
+
+
+def create_app(engine: Engine, name: str, config: ServeConfig) -> FastAPI:
+    """The server of one engine as an ASGI application. Its lifespan starts and stops the engine's thread."""
+    tokenizer = engine.model.tokenizer
+    service = Service(name, config, tokenizer, Worker(engine), Metrics(engine, name), TokenTexts(tokenizer))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.worker.start()
+        yield
+        await service.worker.stop()
+
+    # No /docs page: it would load scripts from elsewhere. /openapi.json has the schema.
+    app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Gate, api_key=config.api_key, max_body=byte_count(config.max_body))
+    errors.install(app)
+    app.add_exception_handler(ClientGone, _nobody)
+    _generation(app, service)
+    _tokens(app, service)
+    _status(app, service)
+    return app
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+def _generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        return await complete(service, body, request)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        return await chat(service, body, request)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [_card(service)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service.check_model(name)
+        return json_response(_card(service))
+
+
+def _tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        service.check_model(body.model)
+        if body.messages is not None:
+            plain = [message.plain() for message in body.messages]
+            ids = service.tokenizer.chat(plain, add_generation_prompt=body.add_generation_prompt)
+        else:
+            ids = service.encode(body.prompt or "", body.add_special_tokens)
+        return json_response({"count": len(ids), "max_model_len": service.max_length, "tokens": ids})
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        service.check_model(body.model)
+        return json_response({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+
+
+def _status(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Live: 200 while the engine runs."""
+        return _state(service)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Ready to take requests."""
+        return _state(service)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _state(service: Service) -> Response:
+    if service.worker.alive:
+        return json_response({"status": "ok"})
+    return json_response({"status": "failed", "reason": str(service.worker.failure)}, 503)
+
+
+def _card(service: Service) -> dict[str, object]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "lockstep",
+        "max_model_len": service.max_length,
+    }

@@ -1,0 +1,141 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}, each with a sentence that helps."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from lockstep.errors import LockstepError
+from lockstep.serve.api import schema
+from lockstep.serve.engine import PromptTooLong, QueueFull
+from lockstep.serve.worker import EngineFailed
+
+log = logging.getLogger("lockstep.serve")
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        headers = {"Retry-After": "1"} if self.status in (429, 503) else {}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return Response(json.dumps(self.body), self.status, headers, "application/json")
+
+
+def explain(error: Exception) -> ApiError:
+    """The answer to an error of the engine or of the request."""
+    match error:
+        case ApiError():
+            return error
+        case PromptTooLong():
+            return ApiError(400, str(error), "messages or prompt", "context_length_exceeded")
+        case QueueFull():
+            return ApiError(429, str(error), code="queue_full")
+        case LockstepError():
+            return ApiError(400, str(error))
+        case EngineFailed():
+            return ApiError(503, str(error), code="engine_unavailable")
+        case RequestValidationError():
+            return _invalid(list(error.errors()))
+        case HTTPException():
+            return ApiError(error.status_code, _said(error))
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, f"this is a bug in the server: {type(error).__name__}: {error}")
+
+
+def install(app: FastAPI) -> None:
+    """Let every error of the application be answered in this shape."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        api_error = explain(error)
+        response = api_error.response()
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)
+        return response
+
+    for kind in (ApiError, LockstepError, EngineFailed, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _said(error: HTTPException) -> str:
+    if error.status_code == 404:
+        return "there is no such path: /openapi.json lists the ones there are."
+    if error.status_code == 405:
+        return "this path does not take this method: /openapi.json lists what each takes."
+    detail = str(error.detail)
+    return detail if detail != HTTPStatus(error.status_code).phrase else f"{detail}."
+
+
+def _invalid(errors: list[dict[str, Any]]) -> ApiError:
+    """What is wrong with a body, in one sentence about its first wrong key."""
+    first = errors[0]
+    place = [part for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        said = first.get("ctx", {}).get("error", "it cannot be parsed")
+        return ApiError(400, f"the body is not valid JSON ({said}): send one JSON object.", code="invalid_json")
+    if not place and first["type"] in ("missing", "model_attributes_type", "dict_type", "model_type"):
+        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json.")
+    if first["type"] == "value_error":
+        message = first["msg"].removeprefix("Value error, ")
+        return ApiError(400, f"{message}." if not place else f"{_path(place)} {message}.", _path(place) or None)
+    path = _path(place)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(place[-1]), _NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else "remove it."
+        return ApiError(400, f"{path} is not a parameter of this endpoint: {hint}", path, "unknown_parameter")
+    if first["type"] == "missing":
+        return ApiError(400, f"{path} is missing: add it.", path, "missing_required_parameter")
+    same = [error for error in errors if _path([p for p in error["loc"] if p != "body"]) == path]
+    wanted = " or ".join(dict.fromkeys(_wanted(error) for error in same[:4]))
+    return ApiError(400, f"{path} {_shown(first.get('input'))}: {wanted}.", path, "invalid_value")
+
+
+def _path(place: list[Any]) -> str:
+    """`messages.0.role`: without the names of union members that pydantic adds."""
+    known: list[str] = []
+    for part in place:
+        if not isinstance(part, int) and part not in _NAMES and known:
+            break
+        known.append(str(part))
+    return ".".join(known)
+
+
+def _wanted(error: dict[str, Any]) -> str:
+    message = str(error["msg"])
+    return message[0].lower() + message[1:]
+
+
+def _shown(value: Any) -> str:
+    """What was sent, short."""
+    if isinstance(value, list):
+        return f"is a list of {len(value)}"
+    if isinstance(value, dict):
+        return "is an object"
+    text = json.dumps(value)
+    return f"is {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+_BODIES = (
+    schema.CompletionRequest, schema.ChatRequest, schema.TokenizeRequest, schema.DetokenizeRequest, schema.Message,
+    schema.TextPart, schema.StreamOptions, schema.TextFormat,
+)  # fmt: skip
+_NAMES = {name for body in _BODIES for name in body.model_fields}

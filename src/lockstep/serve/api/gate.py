@@ -1,0 +1,85 @@
+"""What stands before the endpoints: the API key, the size of bodies, the request's id. Plain ASGI."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lockstep.serve.api.errors import ApiError
+
+log = logging.getLogger("lockstep.serve")
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
+"""Asked by machines that have no key."""
+
+
+class Gate:
+    """Refuses what has no key or is too big, and logs a line per request with its id."""
+
+    def __init__(self, app: ASGIApp, api_key: str | None, max_body: int) -> None:
+        self._app = app
+        self._key = None if api_key is None else api_key.encode()
+        self._max_body = max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        identity = headers.get("x-request-id", "")[:100] or f"req-{secrets.token_hex(8)}"
+        begin = time.perf_counter()
+
+        async def labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = identity
+                seconds = time.perf_counter() - begin
+                log.info("%s %s %s %d %.3fs", identity, scope["method"], scope["path"], message["status"], seconds)
+            await send(message)
+
+        refusal = self._refusal(scope["path"], headers)
+        if refusal is not None:
+            return await refusal.response()(scope, receive, labelled)
+        try:
+            await self._app(scope, _limited(receive, self._max_body), labelled)
+        except _TooBig:
+            await _too_big(self._max_body).response()(scope, receive, labelled)
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        if self._key is not None and path not in OPEN_PATHS:
+            given = headers.get("authorization", "").encode("latin-1", "replace")
+            if not hmac.compare_digest(given, b"Bearer " + self._key):
+                return ApiError(
+                    401, "send this server's API key as `Authorization: Bearer KEY`.", code="invalid_api_key"
+                )
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._max_body:
+            return _too_big(self._max_body)
+        return None
+
+
+class _TooBig(BaseException):
+    """Passes through the application's own error handlers up to the gate."""
+
+
+def _too_big(limit: int) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {limit} bytes: send less, or start the server with a larger max_body."
+    )
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Counts the bytes of a body that did not say its length."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > limit:
+            raise _TooBig
+        return message
+
+    return counted

@@ -1,0 +1,106 @@
+"""Prometheus metrics, under the names of vLLM's dashboards where they mean the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from lockstep.serve.engine import Engine
+from lockstep.serve.params import Output
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """Counts what the server does. One registry per application, so that two can live in one process."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._registry = CollectorRegistry()
+        self._labels = {"model_name": model_name}
+        self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.")
+        self._generated = self._counter("vllm:generation_tokens", "Generated tokens.")
+        self._queried = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.")
+        self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.")
+        self._success = Counter(
+            "vllm:request_success", "Finished choices.", ["model_name", "finished_reason"], registry=self._registry
+        )
+        self._first = self._histogram("vllm:time_to_first_token_seconds", "From the request to its first output.")
+        self._between = self._histogram("vllm:inter_token_latency_seconds", "Between two outputs, per token.")
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds", "From the request to its end.")
+        self._registry.register(_EngineState(engine, model_name))
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def watch(self, prompt_tokens: int) -> Watch:
+        """A request was accepted: its watch takes each of its outputs."""
+        self._prompt.inc(prompt_tokens)
+        return Watch(self, prompt_tokens)
+
+    def _counter(self, name: str, about: str) -> Counter:
+        return Counter(name, about, ["model_name"], registry=self._registry).labels(**self._labels)
+
+    def _histogram(self, name: str, about: str) -> Histogram:
+        return Histogram(name, about, ["model_name"], registry=self._registry, buckets=_SECONDS).labels(**self._labels)
+
+    def _finished(self, reason: str) -> None:
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+
+
+class Watch:
+    """Times one request."""
+
+    def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
+        self._metrics, self._prompt = metrics, prompt_tokens
+        self._begin = time.perf_counter()
+        self._last: dict[int, float] = {}
+
+    def output(self, output: Output) -> None:
+        metrics, now, tokens = self._metrics, time.perf_counter(), len(output.token_ids)
+        metrics._generated.inc(tokens)
+        if output.choice in self._last:
+            for _ in range(tokens):
+                metrics._between.observe((now - self._last[output.choice]) / tokens)
+        else:
+            metrics._first.observe(now - self._begin)
+            metrics._queried.inc(self._prompt)
+            metrics._hits.inc(output.cached_tokens)
+        self._last[output.choice] = now
+        if output.finish_reason is not None:
+            metrics._finished(output.finish_reason)
+            metrics._whole.observe(now - self._begin)
+
+
+class _EngineState(Collector):
+    """Gauges read from the engine at the moment they are asked for."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._engine, self._labels = engine, [model_name]
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        stats = self._engine.stats()
+        gauges = (
+            ("vllm:num_requests_running", "Sequences in the batch.", stats.running),
+            ("vllm:num_requests_waiting", "Sequences in the queue.", stats.waiting),
+            ("vllm:kv_cache_usage_perc", "Used part of the KV pages, 0 to 1.", stats.pages_used / stats.pages_total),
+            ("lockstep:kv_pages_total", "KV pages.", stats.pages_total),
+            ("lockstep:kv_pages_used", "KV pages that running sequences read.", stats.pages_used),
+            ("lockstep:kv_pages_cached", "KV pages kept for prefixes to come.", stats.pages_cached),
+        )
+        counters = (
+            ("vllm:num_preemptions", "Sequences that lost their pages for a while.", stats.preemptions),
+            ("lockstep:engine_steps", "Forward passes.", stats.steps),
+            ("lockstep:computed_tokens", "Tokens that went through the model.", stats.computed_tokens),
+        )
+        for name, about, value in gauges:
+            family = GaugeMetricFamily(name, about, labels=["model_name"])
+            family.add_metric(self._labels, value)
+            yield family
+        for name, about, value in counters:
+            counter = CounterMetricFamily(name, about, labels=["model_name"])
+            counter.add_metric(self._labels, value)
+            yield counter

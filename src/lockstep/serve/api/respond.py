@@ -1,0 +1,91 @@
+"""Two ways to answer, both of which notice a client that leaves: one JSON object, or server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from lockstep.serve.api.errors import explain
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody reads the answer."""
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """Floats are written so that reading them gives the same bits back (Python's shortest repr)."""
+    return Response(json.dumps(body, ensure_ascii=False, allow_nan=False), status, media_type="application/json")
+
+
+async def until_gone(request: Request, work: Awaitable[T]) -> T:
+    """Await `work`; cancel it and raise ClientGone when the client disconnects first."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _cancel(watch, task)
+
+
+class EventStream(Response):
+    """Server-sent events: one `data:` line per object, `[DONE]` at the end.
+
+    An error in mid-stream is sent as an event of its own, because the status line is gone already.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[dict[str, Any]]) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watch = asyncio.ensure_future(_disconnected(receive))
+        task = asyncio.ensure_future(self._send(send))
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            await _cancel(watch, task)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._events) as events:  # type: ignore[type-var]
+                async for event in events:
+                    await _data(send, json.dumps(event, ensure_ascii=False, allow_nan=False))
+        except Exception as error:
+            await _data(send, json.dumps(explain(error).body))
+        await _data(send, "[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _data(send: Send, text: str) -> None:
+    await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs and wait until it is over."""
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,176 @@
+"""Request bodies, as OpenAI's public schema has them, with the sampling options that other engines added.
+
+Strict: a wrong type or an unknown key is an error. A key that OpenAI has and that changes nothing here (`user`,
+`store`, ...) is accepted; one that would change the answer and is not offered is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("holds half of a surrogate pair, which is no character: send valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Sampling(Body):
+    """What text and chat completions have in common. null means the default everywhere."""
+
+    model: Text
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: dict[Text, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    user: Text | None = None
+    # Not OpenAI's:
+    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    """Add `token_ids` and `prompt_token_ids` to each choice: text does not identify tokens."""
+    cache_salt: Text | None = None
+    """Share cached prefixes only with requests that send the same salt."""
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    """Smaller goes first."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds after which the request ends with an error."""
+
+    @model_validator(mode="after")
+    def _bias_keys(self) -> Sampling:
+        wrong = next((key for key in self.logit_bias or {} if not (key.isascii() and key.isdigit())), None)
+        if wrong is not None or any(len(key) > 10 for key in self.logit_bias or {}):
+            raise ValueError("logit_bias maps token ids, written as strings of digits, to numbers")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options goes with stream: true; remove it or set stream")
+        return self
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1, max_length=1024)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+    )
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    suffix: None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise ValueError("best_of must be at least n")
+        if self.best_of is not None and self.best_of > (self.n or 1) and self.stream:
+            raise ValueError("best_of above n cannot be streamed: the best are known at the end; set stream to false")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError(
+                "max_tokens is 0, which asks for nothing: give at least 1, or set echo to score the prompt"
+            )
+        return self
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Body):
+    """One message. Images, audio and tool calls are not offered."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    name: Text | None = None
+    refusal: None = None
+    tool_call_id: Text | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it: text parts joined, `developer` as the `system` that templates know."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        message = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return message if self.name is None else {**message, "name": self.name}
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    response_format: TextFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: dict[Text, Text] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs goes with logprobs: true; set it")
+        return self
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize: a prompt, or messages under the chat template."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize."""
+
+    model: Text | None = None
+    tokens: list[TokenId]

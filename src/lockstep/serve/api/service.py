@@ -1,0 +1,164 @@
+"""What the endpoints share: the model's name, the worker, and the way of a request through it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lockstep.config.serve import ServeConfig
+from lockstep.model.tokenizer import Tokenizer
+from lockstep.serve.api.errors import ApiError
+from lockstep.serve.api.metrics import Metrics
+from lockstep.serve.api.schema import Sampling
+from lockstep.serve.api.token_text import TokenTexts
+from lockstep.serve.params import Output, SamplingParams
+from lockstep.serve.sampler import draw_seed
+from lockstep.serve.worker import EngineFailed, Request, Worker
+
+log = logging.getLogger("lockstep.serve")
+
+
+@dataclass(frozen=True)
+class Service:
+    """One served model."""
+
+    name: str
+    config: ServeConfig
+    tokenizer: Tokenizer
+    worker: Worker
+    metrics: Metrics
+    texts: TokenTexts
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def max_length(self) -> int:
+        return self.worker.engine.max_length
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name != self.name:
+            raise ApiError(
+                404, f"there is no model {name!r}: this server has {self.name!r}.", "model", "model_not_found"
+            )
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special=add_special)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The prompts of one HTTP request in the engine. `outputs` gives (prompt index, output) as they come."""
+
+    service: Service
+    prompts: list[list[int]]
+    requests: list[Request]
+    seed: int
+    identity: str
+    created: int
+
+    async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
+        """Ends when all are finished. However it is left, what is unfinished is aborted."""
+        merged: asyncio.Queue[tuple[int, Output | BaseException | None]] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(self._follow(i, merged)) for i in range(len(self.requests))]
+        running = len(tasks)
+        try:
+            while running:
+                index, output = await merged.get()
+                if output is None:
+                    running -= 1
+                elif isinstance(output, BaseException):
+                    raise output
+                else:
+                    _raise_if_failed(output)
+                    yield index, output
+        finally:
+            for task in tasks:
+                task.cancel()
+            self.abort()
+
+    async def _follow(self, index: int, merged: asyncio.Queue[tuple[int, Output | BaseException | None]]) -> None:
+        watch = self.service.metrics.watch(len(self.prompts[index]))
+        try:
+            async for output in self.requests[index].outputs():
+                watch.output(output)
+                merged.put_nowait((index, output))
+            merged.put_nowait((index, None))
+        except EngineFailed as failure:
+            merged.put_nowait((index, failure))
+
+    def abort(self) -> None:
+        for request in self.requests:
+            if request.running:
+                self.service.worker.abort(request)
+
+
+async def start(service: Service, kind: str, body: Sampling, prompts: list[list[int]], params: SamplingParams) -> Run:
+    """Hand the prompts to the engine: all of them, or none when one is refused."""
+    seed = draw_seed() if params.seed is None else params.seed
+    identity = f"{kind}-{secrets.token_hex(12)}"
+    limits = [limit for limit in (body.timeout, service.config.request_timeout) if limit is not None]
+    run = Run(service, prompts, [], seed, identity, int(time.time()))
+    try:
+        for prompt in prompts:
+            request = await service.worker.submit(
+                prompt,
+                replace(params, seed=seed),
+                priority=body.priority or 0,
+                timeout=min(limits, default=None),
+                salt=body.cache_salt,
+            )
+            run.requests.append(request)
+    except BaseException:
+        run.abort()
+        raise
+    log.info("%s: %d prompt tokens, seed %d", identity, sum(map(len, prompts)), seed)
+    return run
+
+
+def sampling(body: Sampling, **more: Any) -> SamplingParams:
+    """The engine's parameters of a request; null is the default."""
+    given: dict[str, Any] = {
+        "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p, "min_p": body.min_p,
+        "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
+        "repetition_penalty": body.repetition_penalty, "seed": body.seed, "n": body.n,
+        "logit_bias": {int(k): v for k, v in body.logit_bias.items()} if body.logit_bias else None,
+        "stop": _stops(body.stop), "stop_token_ids": body.stop_token_ids, "ignore_eos": body.ignore_eos,
+    }  # fmt: skip
+    return SamplingParams(**{name: value for name, value in given.items() if value is not None}, **more)
+
+
+class Usage:
+    """Adds up a request's usage from its outputs."""
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self._cached: dict[int, int] = {}
+
+    def add(self, index: int, output: Output) -> None:
+        self.generated += len(output.token_ids)
+        if output.choice == 0:
+            self._cached[index] = output.cached_tokens
+
+    def report(self, prompts: list[list[int]]) -> dict[str, Any]:
+        prompt = sum(map(len, prompts))
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _raise_if_failed(output: Output) -> None:
+    if output.error is not None:
+        raise ApiError(500, output.error)
+    if output.finish_reason == "timeout":
+        raise ApiError(504, "the request took longer than its timeout: ask for fewer tokens or allow more time.")
