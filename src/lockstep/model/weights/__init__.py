@@ -1,0 +1,7 @@
+"""Weights in and out: safetensors directories, GGUF files, and filling a decoder from either."""
+
+from lockstep.model.weights.fill import Stored, fill
+from lockstep.model.weights.gguf_file import read_gguf
+from lockstep.model.weights.safetensors_dir import read_safetensors, write_safetensors
+
+__all__ = ["Stored", "fill", "read_gguf", "read_safetensors", "write_safetensors"]

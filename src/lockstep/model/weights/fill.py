@@ -1,0 +1,65 @@
+"""Stored tensors into a decoder's parameters, with every misfit named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import LockstepError
+from lockstep.model.decoder import Decoder
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: its shape, and how to read it (a view of the mapped file where that is possible)."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+
+
+def fill(
+    decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], dtype: torch.dtype, source: str
+) -> None:
+    """Give every parameter of a decoder its stored tensor, in dtype; no copy where it has that dtype already.
+
+    names: our parameter name -> name in the file. The decoder may live on the meta device.
+    LockstepError where a tensor is missing, unknown, or of another shape than the configuration says.
+    """
+    expected = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+    _check_names(set(found), {names[name] for name in expected}, decoder, source)
+    for name, shape in expected.items():
+        stored = found[names[name]]
+        if stored.shape != shape:
+            raise LockstepError(
+                f"{source}: tensor {names[name]} has shape {list(stored.shape)}, but the configuration expects "
+                f"{list(shape)}; weights and configuration are of different models"
+            )
+    for name in expected:
+        owner, _, leaf = name.rpartition(".")
+        tensor = found[names[name]].read().to(dtype)
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor))
+
+
+def _check_names(found: set[str], expected: set[str], decoder: Decoder, source: str) -> None:
+    missing = sorted(expected - found)
+    if missing:
+        raise LockstepError(f"{source}: {_list(missing)} missing; the file or directory is incomplete")
+    unknown = sorted(name for name in found - expected if not _ignorable(name, decoder))
+    if unknown:
+        raise LockstepError(f"{source}: unexpected {_list(unknown)}; the configuration has no such weights")
+
+
+def _ignorable(name: str, decoder: Decoder) -> bool:
+    """A second copy of a tied head, and frequencies that old files carry."""
+    tied = decoder.config.tie_embeddings and name in ("lm_head.weight", "output.weight")
+    return tied or name == "rope_freqs.weight" or name.endswith("rotary_emb.inv_freq")
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"tensor{'s' if len(names) > 1 else ''} {', '.join(names[:_SHOWN])}{more}"

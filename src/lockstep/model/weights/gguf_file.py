@@ -1,0 +1,163 @@
+"""GGUF files in: configuration, and tensors dequantised by the `gguf` package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config.model import ModelConfig, RopeScaling
+from lockstep.errors import LockstepError
+from lockstep.model.families import FAMILIES, family_of_gguf
+from lockstep.model.hf_config import validated
+from lockstep.model.rope import frequencies
+from lockstep.model.weights.fill import Stored
+from lockstep.model.weights.gguf_header import Header, TensorInfo, read_header
+
+QUANT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""The ggml types that can be read."""
+
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_positions": "context_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+"""Our fields and GGUF's keys, after the architecture's name."""
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """What a GGUF file holds: the configuration, its metadata (the tokenizer is in it) and its tensors by GGUF name."""
+
+    config: ModelConfig
+    metadata: dict[str, Any]
+    tensors: dict[str, Stored]
+
+
+def read_gguf(file: Path) -> GgufModel:
+    """Read the header; a tensor is dequantised to float32 when it is read. LockstepError for what is not supported."""
+    header = read_header(file)
+    config = _config(header, str(file))
+    tensors = {name: _stored(name, info, header, config, file) for name, info in header.tensors.items()}
+    return GgufModel(config, header.metadata, tensors)
+
+
+def _config(header: Header, source: str) -> ModelConfig:
+    metadata = header.metadata
+    architecture = str(metadata.get("general.architecture"))
+    name = family_of_gguf(architecture, source)
+    fields: dict[str, Any] = dict(FAMILIES[name].implied) | {"family": name}
+    for ours, theirs in _KEYS.items():
+        key = f"{architecture}.{theirs}"
+        if key in metadata:
+            fields[ours] = metadata[key]
+    fields["norm_eps"] = _shortest(fields.get("norm_eps", 1e-5))
+    fields["tie_embeddings"] = "output.weight" not in header.tensors
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise LockstepError(f"{source}: tensor token_embd.weight is missing; the file is incomplete")
+    fields["vocab_size"] = embedding.shape[0]
+    fields["bos_id"] = metadata.get("tokenizer.ggml.bos_token_id")
+    fields["eos_ids"] = tuple(sorted(eos_ids(metadata)))
+    fields["pad_id"] = metadata.get("tokenizer.ggml.padding_token_id")
+    if name == "gemma3_text":
+        fields |= _gemma3(metadata, fields)
+    config = validated(fields, source)
+    scaling = _scaling(header, architecture, config, source)
+    return config if scaling is None else validated(fields | {"rope_scaling": scaling}, source)
+
+
+def _shortest(value: float) -> float:
+    """1e-05 for the float32 nearest to it: what the original config.json said."""
+    return float(str(np.float32(value)))
+
+
+def eos_ids(metadata: dict[str, Any]) -> set[int]:
+    """The tokens that end a generation: end of text, of turn and of message."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    return {metadata[f"tokenizer.ggml.{key}"] for key in keys if f"tokenizer.ggml.{key}" in metadata}
+
+
+def _gemma3(metadata: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp has in its code rather than in the file: the 5:1 pattern, the local base, the 27B's scale."""
+    layers = fields["num_layers"]
+    pattern = metadata.get("gemma3.attention.sliding_window_pattern", 6)
+    scale = (fields["hidden_size"] // fields["num_heads"] if layers == 62 else fields["head_dim"]) ** -0.5
+    return {
+        "embedding_scale": fields["hidden_size"] ** 0.5,
+        "attention_scale": scale,
+        "rope_theta": metadata.get("gemma3.rope.freq_base", 1e6),
+        "rope_theta_local": metadata.get("gemma3.rope.freq_base_swa", 1e4),
+        "sliding_window": metadata["gemma3.attention.sliding_window"],
+        "layer_windows": tuple((i + 1) % pattern != 0 for i in range(layers)),
+    }
+
+
+def _scaling(header: Header, architecture: str, config: ModelConfig, source: str) -> RopeScaling | None:
+    kind = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=header.metadata[f"{architecture}.rope.scaling.factor"])
+    if kind != "none":
+        raise LockstepError(f"{source}: rope scaling {kind!r} is not supported; known are linear and llama3")
+    if "rope_freqs.weight" not in header.tensors:
+        return None
+    return _llama3(_read(header.tensors["rope_freqs.weight"], header), config, source)
+
+
+def _llama3(divisors: Tensor, config: ModelConfig, source: str) -> RopeScaling:
+    """GGUF stores what each frequency is divided by, not Llama 3's parameters: find the factor that gives them."""
+    scaling = RopeScaling(kind="llama3", factor=float(divisors.max()))
+    plain = frequencies(config.head_dim, config.rope_theta, None)
+    ours = plain / frequencies(config.head_dim, config.rope_theta, scaling)
+    if not torch.allclose(ours, divisors, rtol=1e-4):  # the writer computed them in another order
+        raise LockstepError(f"{source}: rope_freqs.weight is not Llama 3's scaling, so its positions are unknown")
+    return scaling
+
+
+def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, file: Path) -> Stored:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    known = {kind.value: kind.name for kind in GGMLQuantizationType}
+    kind = known.get(info.kind, str(info.kind))
+    if kind not in QUANT_TYPES:
+        raise LockstepError(f"{file}: tensor {name} is of type {kind}; supported are {', '.join(QUANT_TYPES)}")
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(info.kind)]
+    if info.offset + int(np.prod(info.shape)) // block * size > len(header.data):
+        raise LockstepError(f"{file} is damaged or incomplete: it ends within tensor {name}; fetch it again")
+    return Stored(info.shape, lambda: _natural(name, _read(info, header), config))
+
+
+def _read(info: TensorInfo, header: Header) -> Tensor:
+    """float32 in the file's own row order."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+    kind = GGMLQuantizationType(info.kind)
+    block, size = GGML_QUANT_SIZES[kind]
+    row_bytes = info.shape[-1] // block * size
+    count = int(np.prod(info.shape[:-1])) * row_bytes
+    raw = np.frombuffer(header.data, dtype=np.uint8, count=count, offset=info.offset)
+    values = dequantize(raw.reshape(*info.shape[:-1], row_bytes), kind)
+    return torch.from_numpy(np.array(values, dtype=np.float32, copy=None if values.flags.writeable else True))
+
+
+def _natural(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Undo what the conversion to GGUF did: rotary rows interleaved (llama), 1 added to norm weights (Gemma)."""
+    offset = FAMILIES[config.family].gguf_norm_offset
+    if offset and name.endswith("norm.weight"):
+        return tensor - offset
+    leaf = name.split(".")[2] if name.startswith("blk.") else ""
+    if config.family == "llama" and leaf in ("attn_q", "attn_k"):
+        heads = config.num_heads if leaf == "attn_q" else config.num_kv_heads
+        pairs = tensor.view(heads, config.head_dim // 2, 2, *tensor.shape[1:])
+        return pairs.transpose(1, 2).reshape(tensor.shape)
+    return tensor
