@@ -1,0 +1,1 @@
+"""Parallel training: the mesh, collectives, tensor and pipeline parallel, schedules and their runtime."""

@@ -1,0 +1,107 @@
+"""Every schedule by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from lockstep.parallel.schedules.classic import gpipe, interleaved, one_f_one_b
+from lockstep.parallel.schedules.controllable import v_half, v_min
+from lockstep.parallel.schedules.greedy import greedy
+from lockstep.parallel.schedules.greedy_v import zb_v_for
+from lockstep.parallel.schedules.table import ScheduleError, Table
+from lockstep.parallel.schedules.times import StageTimes
+from lockstep.parallel.schedules.v_shape import dualpipe_v
+from lockstep.parallel.schedules.zero_bubble import zb_h1, zb_h2
+
+FIXED = {  # one order, whatever the times
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "zb-h1": zb_h1,
+    "zb-h2": zb_h2,
+    "v-half": v_half,
+    "v-min": v_min,
+    "dualpipe-v": dualpipe_v,
+}
+GREEDY = {"zb-1p": 1, "zb-2p": 2}  # made for the given times; the default cap in units of p micro-batches
+CHUNKS = dict.fromkeys((*FIXED, *GREEDY), 1) | dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v"), 2)
+NAMES = (*CHUNKS, "interleaved")  # the only one whose number of chunks is free
+
+UNIT = StageTimes(1.0, 1.0, 1.0)
+
+
+def schedule(
+    name: str,
+    stages: int,
+    micro_batches: int,
+    times: StageTimes = UNIT,
+    comm: float = 0.0,
+    chunks: int | None = None,
+    activation_cap: float | Sequence[float] | None = None,
+    m_w: float = 0.5,
+) -> Table:
+    """The table of a schedule.
+
+    ``times`` (of one chunk, where there are chunks) and ``comm`` shape ``zb-v``, ``zb-1p`` and ``zb-2p``, and ``m_w``
+    (the part of the activations that stays between B and W) the last two; the other schedules have one order.
+    ``chunks``: layer groups per device, for ``interleaved`` (2 unless given); the others have one or two.
+    ``activation_cap``: the most activations a device may hold, in micro-batches of a whole device, or one number per
+    device; ``zb-1p`` and ``zb-2p`` are built to meet it (p and 2 p unless given). Any other schedule raises
+    :class:`ScheduleError` if it needs more.
+    """
+    if name not in NAMES:
+        near = get_close_matches(name.lower(), NAMES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ScheduleError(f"schedule {name!r} is unknown; {hint}The schedules are {', '.join(NAMES)}.")
+    for key, value in (("stages", stages), ("micro_batches", micro_batches)):
+        if value < 1:
+            raise ScheduleError(f"{name}: {key} is {value}; give at least 1.")
+    _check_chunks(name, chunks)
+    if name in GREEDY:
+        cap = _per_device(GREEDY[name] * stages if activation_cap is None else activation_cap, stages)
+        table = greedy(name, stages, micro_batches, times, comm, cap, m_w)
+    elif name == "zb-v":
+        table = zb_v_for(stages, micro_batches, times, comm)
+    elif name == "interleaved":
+        table = interleaved(stages, micro_batches, chunks or 2)
+    else:
+        table = FIXED[name](stages, micro_batches)
+    if activation_cap is not None and name not in GREEDY:
+        _check_cap(table, _per_device(activation_cap, stages))
+    assert table.program, "every generator makes valid tables; laying one out checks it"
+    return table
+
+
+def peak(table: Table, device: int) -> float:
+    """The most activations that a device holds, in micro-batches of a whole device; W frees everything."""
+    now = most = 0
+    for step in table.rows[device]:
+        for part in step.parts:
+            now += {"F": 1, "B": 0, "W": -1, "BW": -1}[part.kind]
+            most = max(most, now)
+    return most / table.chunks
+
+
+def _check_chunks(name: str, chunks: int | None) -> None:
+    wanted = CHUNKS.get(name)
+    if chunks is not None and (chunks < 1 or wanted not in (None, chunks)):
+        raise ScheduleError(
+            f"{name}: chunks is {chunks}; it must be {wanted or 'at least 1'}. Change it or leave it out."
+        )
+
+
+def _per_device(cap: float | Sequence[float], stages: int) -> list[float]:
+    caps = [float(cap)] * stages if isinstance(cap, (int, float)) else [float(c) for c in cap]
+    if len(caps) != stages:
+        raise ScheduleError(f"activation_cap has {len(caps)} numbers; give one, or {stages} (one per device).")
+    return caps
+
+
+def _check_cap(table: Table, caps: list[float]) -> None:
+    for device, cap in enumerate(caps):
+        needed = peak(table, device)
+        if needed > cap * (1 + 1e-9):
+            raise ScheduleError(
+                f"{table.name} holds {needed:g} micro-batches of activations on device {device}; activation_cap is "
+                f"{cap:g}. Raise the cap, or take a schedule that obeys one (zb-1p) or needs less (v-half, v-min)."
+            )
