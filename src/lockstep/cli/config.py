@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,11 +13,12 @@ from lockstep.config.strict_yaml import dump
 
 def config(
     what: Annotated[
-        Literal["show", "reference"], typer.Argument(help="The resolved configuration, or the reference of all keys.")
-    ] = "show",
-    file: Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file.")] = None,
+        str | None, typer.Argument(metavar="[CONFIG.yaml|reference]", help="A YAML file, or the word `reference`.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE over the file; repeatable.")] = None,
 ) -> None:
-    """Print the resolved configuration as YAML, or the reference of all keys as Markdown."""
-    resolved = load_config(file, set_)
-    print(reference() if what == "reference" else dump(resolved.model_dump(mode="json")), end="")
+    """Print the resolved configuration as YAML, or all keys as Markdown."""
+    if what == "reference":
+        print(reference(), end="")
+    else:
+        print(dump(load_config(what, set_).model_dump(mode="json")), end="")

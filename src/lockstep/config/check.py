@@ -87,17 +87,25 @@ def _advice(root: type[Section], key: str, siblings: list[str], prefix: str) -> 
 
 
 def _wrong(section: type[Section], tree: dict[str, Any], errors: list[ErrorDetails]) -> Iterator[str]:
-    """One message for each value that pydantic refused."""
+    """One message for each value that pydantic refused.
+
+    A union reports all its branches: of a mapping only what is wrong inside it is of interest, and of a plain
+    value only that no branch takes it.
+    """
     placed = [(_path(section, error["loc"]), error) for error in errors]
+    told: set[tuple[str, ...]] = set()
     for path, error in placed:
         value, found = _at(tree, path)
-        deeper = any(len(other) > len(path) and other[: len(path)] == path for other, _ in placed)
-        # A union reports all its branches: of a mapping, only what is wrong inside it is of interest.
-        if not (deeper and isinstance(value, dict) and error["type"].endswith("_type")):
-            yield _message(section, ".".join(path), value if found else None, error)
+        branch = error["type"].endswith("_type")
+        inside = [other for other, e in placed if other[: len(path)] == path and e is not error]
+        if branch and (path in told or (isinstance(value, dict) and inside)):
+            continue
+        told.add(path)
+        yield _message(section, path, value if found else None, error)
 
 
-def _message(section: type[Section], key: str, value: Any, error: ErrorDetails) -> str:
+def _message(section: type[Section], path: tuple[str, ...], value: Any, error: ErrorDetails) -> str:
+    key = ".".join(path)
     annotations = {name: field.annotation for name, field in fields(section)}
     wanted = expected(annotations[key]) if key in annotations else None
     match error["type"]:

@@ -18,10 +18,10 @@ _HEAD = """# Configuration
 
 <!-- Written by `lockstep config reference > docs/configuration.md`; change the schema, not this file. -->
 
-A run is described by one YAML file, given with `--config FILE`. `--set KEY=VALUE` puts a value over the file's,
+A run is described by one YAML file: `lockstep train run.yaml`. `--set KEY=VALUE` puts a value over the file's,
 as in `--set train.steps=100 --set optimizer.lr=1e-3`. An unknown key, a value of a wrong type and a key that
-stands twice are errors. The resolved configuration, with every default, is saved with each run, and
-`lockstep config --config FILE` prints it.
+stands twice are errors. The resolved configuration, with every default, is saved with each run;
+`lockstep config run.yaml` prints it.
 
 Plain values are those of YAML 1.2: `true` and `false` (not `yes` or `on`), whole numbers, numbers such as
 `1e-3`, `null`; everything else is text.

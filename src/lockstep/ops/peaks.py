@@ -1,0 +1,78 @@
+"""What this machine can do, measured: matrix products and memory reads. The ruler for MFU and for kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+_LARGEST = 2048
+_RUNS = 7
+_BUDGET = 0.6
+"""Seconds for the repeated runs of one measurement."""
+
+
+@lru_cache
+def matrix_peak(dtype: torch.dtype) -> float:
+    """The best rate of matrix products of `dtype` on this machine, FLOP/s (2 n^3 for n x n by n x n).
+
+    A product of bfloat16 values can always be done in float32, so that the float32 rate counts for it too:
+    without bf16 instructions PyTorch's own bfloat16 product is many times slower than that.
+    """
+    return max(torch_rate(kind) for kind in {dtype, torch.float32})
+
+
+@lru_cache
+def torch_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of `torch.mm` on square matrices, the size as large as the time allows."""
+    return _rate(lambda n: _operands(n, dtype), torch.mm)
+
+
+@lru_cache
+def contract_rate(dtype: torch.dtype) -> float:
+    """FLOP/s of the contract kernel behind `linear`, the weight packed before. Builds the kernels if need be."""
+    from lockstep.ops.operators import operators
+
+    ops = operators("bitwise")
+
+    def prepared(n: int) -> tuple[Tensor, Tensor]:
+        x, weight = _operands(n, dtype)
+        return x, ops.pack(weight, dtype)
+
+    with torch.no_grad():
+        return _rate(prepared, ops.linear)
+
+
+@lru_cache
+def read_bandwidth() -> float:
+    """Bytes per second that all threads together read from memory (a sum over 256 MiB)."""
+    buffer = torch.ones(64 * 2**20)
+    buffer.sum()
+    return buffer.nbytes / median(_seconds(buffer.sum) for _ in range(5))
+
+
+def _operands(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    left, right = torch.randn(2, n, n, generator=generator).to(dtype)
+    return left, right
+
+
+def _rate(prepare: Callable[[int], tuple[Tensor, Tensor]], product: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """The median rate at the largest size of which `_RUNS` runs fit into the budget."""
+    n = 128
+    while True:
+        run = partial(product, *prepare(n))
+        once = min(_seconds(run) for _ in range(3))  # the first call pays for threads and buffers
+        if n == _LARGEST or 8 * once * _RUNS > _BUDGET:  # twice the size takes eight times as long
+            return 2 * n**3 / median(_seconds(run) for _ in range(_RUNS))
+        n *= 2
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
