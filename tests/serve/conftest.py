@@ -1,39 +1,44 @@
-"""A tiny random model with a byte-level tokenizer, and engines on it."""
+"""The tiny model, and a real server process on it."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-import torch
-
-from lockstep.config.model import ModelConfig
-from lockstep.model.init import random_decoder
-from lockstep.model.tokenizer import train_bpe
-from lockstep.ops import Packed, operators
-
-TEXT = [
-    "the quick brown fox jumps over the lazy dog",
-    "Grüße aus Köln, 你好 🙂 and 3.14 = π",
-    "def f(x):\n    return x + 1\n",
-]
-
-
-class Tiny(SimpleNamespace):
-    def logprobs(self, ids):
-        with torch.no_grad():
-            hidden = self.decoder(self.ops, torch.tensor(ids), Packed.of([len(ids)]), None, self.dtype)
-            logits = self.decoder.head(self.ops, hidden)
-            return self.ops.select_logprobs(logits[:-1], torch.tensor(ids[1:]))
+from serve_tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
 def model():
-    tokenizer = train_bpe(iter(TEXT * 20), 320)
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size, hidden_size=64, intermediate_size=96, num_layers=2, num_heads=4,
-        num_kv_heads=2, max_positions=1024, tie_embeddings=True,
-    )  # fmt: skip
-    decoder = random_decoder(config, 3)
-    decoder.embed.weight.data *= 8
-    return Tiny(config=config, decoder=decoder, tokenizer=tokenizer, ops=operators(), dtype=torch.bfloat16)
+    return tiny_model()
+
+
+@contextmanager
+def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server process of its own: (its URL, the process)."""
+    arguments = [f"{key}={value}" for key, value in {"port": 0, "kv_memory": "64MiB", **settings}.items()]
+    here = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "serve_tiny", *arguments], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, f"the server said {line!r}"
+        yield found[0].removesuffix("/v1"), process
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with server() as (address, _):
+        yield address

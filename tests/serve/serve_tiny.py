@@ -1,0 +1,56 @@
+"""A tiny random model with a byte-level tokenizer; run as a program it is served: `python serve_tiny.py KEY=VALUE ...`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import torch
+
+from lockstep.config.check import check
+from lockstep.config.model import ModelConfig
+from lockstep.config.serve import ServeConfig, byte_count
+from lockstep.config.strict_yaml import parse_scalar
+from lockstep.model.init import random_decoder
+from lockstep.model.model import Model
+from lockstep.model.tokenizer import train_bpe
+from lockstep.ops import operators
+
+TEXT = (
+    "the quick brown fox jumps over the lazy dog",
+    "Grüße aus Köln, 你好 🙂 and 3.14 = π",
+    "def f(x):\n    return x + 1\n",
+)
+
+
+def tiny_model(dtype: torch.dtype = torch.bfloat16, **changes: object) -> Model:
+    """Two layers; the head is scaled up so that the distribution is neither flat nor a single peak."""
+    tokenizer = train_bpe(iter(TEXT * 20), 320)
+    sizes = {
+        "vocab_size": tokenizer.vocab_size, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 4,
+        "num_kv_heads": 2, "max_positions": 1024,
+    }  # fmt: skip
+    decoder = random_decoder(ModelConfig(**{**sizes, **changes}), 3)
+    for name, parameter in decoder.named_parameters():
+        parameter.data *= 20 if "output" in name else 5 if "norm" not in name else 1
+    return Model(decoder.eval(), tokenizer, operators(), dtype)
+
+
+def page_bytes(model: Model) -> int:
+    config = model.config
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * 64 * model.dtype.itemsize
+
+
+if __name__ == "__main__":
+    from lockstep.serve import Engine
+    from lockstep.serve.api import bind, serve
+
+    logging.basicConfig(level="INFO")
+    torch.set_num_threads(1)
+    settings = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    config = check(ServeConfig, {key: parse_scalar(value) for key, value in settings.items()}, "arguments")
+    engine = Engine(
+        tiny_model(), kv_memory=byte_count(config.kv_memory), max_batch_tokens=config.max_batch_tokens,
+        max_queue=config.max_queue, debug=True,
+    )  # fmt: skip
+    serve(engine, "tiny", config, bind(config.host, config.port))

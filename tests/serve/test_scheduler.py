@@ -1,0 +1,222 @@
+"""Scheduler and cache with a memory that remembers, for every slot, which prefix was written there.
+
+Pages have 4 tokens here. Before a chunk is "computed" each slot it attends to must hold the very prefix of its
+sequence: that is what the radix tree, the page tables, eviction and preemption are for.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from lockstep.serve import cache, scheduler, sequence
+from lockstep.serve.cache import Cache
+from lockstep.serve.params import SamplingParams
+from lockstep.serve.scheduler import Scheduler
+from lockstep.serve.sequence import Sequence
+
+PAGE = 4
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_pages():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (cache, scheduler, sequence):
+            patch.setattr(module, "PAGE", PAGE)
+        yield
+
+
+class Machine:
+    """The engine without a model: the next token is a function of the tokens before it."""
+
+    def __init__(self, pages: int, budget: int, running: int, prefix_cache: bool = True) -> None:
+        self.cache = Cache(pages, prefix_cache)
+        self.scheduler = Scheduler(self.cache, budget, running)
+        self.memory: dict[tuple[int, int], tuple] = {}
+        self.alive: dict[int, Sequence] = {}
+        self.finished: dict[int, list[int]] = {}
+        self.uids = 0
+        self.computed = 0
+
+    def add(self, prompt: list[int], new: int, salt: str | None = None, priority: int = 0) -> Sequence:
+        one = Sequence(
+            self.uids, self.uids, 0, SamplingParams(), 0, len(prompt), list(prompt), len(prompt) + new, priority,
+            salt=salt,
+        )  # fmt: skip
+        self.uids += 1
+        self.alive[one.uid] = one
+        self.scheduler.add(one)
+        return one
+
+    def step(self):
+        step = self.scheduler.schedule()
+        assert step.tokens <= self.scheduler.max_batch_tokens
+        written = [self._run(chunk) for chunk in step.chunks]
+        assert len(set().union(*written)) == sum(map(len, written)), "two sequences wrote one slot"
+        self.scheduler.advance(step)
+        self.computed += step.tokens
+        for chunk in step.chunks:
+            if chunk.samples:
+                one = self.alive[chunk.sequence]
+                one.tokens.append(following(one.tokens))
+                if len(one.tokens) == one.limit:
+                    self.finish(one)
+        self.cache.check(self.scheduler.running)
+        return step
+
+    def _run(self, chunk) -> set[tuple[int, int]]:
+        one = self.alive[chunk.sequence]
+        assert list(chunk.tokens) == one.tokens[chunk.start : chunk.end]
+        for position in range(chunk.start):
+            slot = (chunk.pages[position // PAGE], position % PAGE)
+            assert self.memory[slot] == (one.salt, *one.tokens[: position + 1])
+        slots = [(chunk.pages[p // PAGE], p % PAGE) for p in range(chunk.start, chunk.end)]
+        for position, slot in zip(range(chunk.start, chunk.end), slots, strict=True):
+            self.memory[slot] = (one.salt, *one.tokens[: position + 1])
+        return set(slots)
+
+    def finish(self, one: Sequence) -> None:
+        self.finished[one.uid] = one.tokens
+        del self.alive[one.uid]
+        self.scheduler.remove(one)
+
+    def drain(self) -> None:
+        for _ in range(10_000):
+            if not self.alive:
+                return
+            assert self.step().chunks, "nothing could run"
+        raise AssertionError("the scheduler does not come to an end")
+
+
+def following(tokens: list[int]) -> int:
+    return (sum(tokens[-3:]) + len(tokens)) % 3
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+
+
+class ServingMachine(RuleBasedStateMachine):
+    @initialize(pages=st.integers(9, 24), budget=st.integers(1, 24), running=st.integers(1, 6), prefix=st.booleans())
+    def begin(self, pages, budget, running, prefix):
+        assert cache.PAGE == PAGE
+        self.machine = Machine(pages, budget, running, prefix)
+
+    @rule(prompt=prompts, new=st.integers(1, 16), salt=st.sampled_from([None, "x"]), priority=st.integers(0, 1))
+    def add(self, prompt, new, salt, priority):
+        self.machine.add(prompt, new, salt, priority)
+
+    @rule(count=st.integers(1, 8))
+    def run(self, count):
+        for _ in range(count):
+            self.machine.step()
+
+    @precondition(lambda self: self.machine.alive)
+    @rule(data=st.data())
+    def abort(self, data):
+        self.machine.finish(self.machine.alive[data.draw(st.sampled_from(sorted(self.machine.alive)))])
+
+    @rule()
+    def drop_cache(self):
+        """A weight update forgets what nobody reads."""
+        self.machine.cache.clear()
+        assert self.machine.cache.radix.evictable == 0
+
+    @invariant()
+    def accounts(self):
+        if hasattr(self, "machine"):
+            box = self.machine.cache
+            assert box.used + box.pool.free + box.radix.evictable == box.total
+            box.check(self.machine.scheduler.running)
+
+    def teardown(self):
+        if hasattr(self, "machine"):
+            self.machine.drain()
+            assert self.machine.cache.used == 0
+
+
+ServingMachine.TestCase.settings = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestServing = ServingMachine.TestCase
+
+
+class LongServingMachine(ServingMachine):
+    """200 runs of up to 50 rules."""
+
+
+LongServingMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestServingLong = pytest.mark.slow(LongServingMachine.TestCase)
+
+
+def test_decode_is_never_starved_by_a_long_prompt():
+    machine = Machine(pages=200, budget=8, running=4)
+    decoding = machine.add([0, 1], 30)
+    machine.step()
+    machine.add([1] * 300, 1)
+    for _ in range(10):
+        step = machine.step()
+        sizes = {chunk.sequence: len(chunk.tokens) for chunk in step.chunks}
+        assert sizes == {decoding.uid: 1, 1: 7}
+
+
+def test_outputs_under_pressure_are_those_of_a_large_pool():
+    requests = [([i % 2] * random.Random(i).randint(1, 18), random.Random(i + 50).randint(1, 16)) for i in range(12)]
+    outputs = []
+    for pages in (200, 10):
+        machine = Machine(pages, budget=16, running=6)
+        for prompt, new in requests:
+            machine.add(prompt, new)
+        machine.drain()
+        outputs.append(machine.finished)
+    assert outputs[0] == outputs[1]
+    assert machine.scheduler.preemptions > 0
+
+
+def test_a_shared_prefix_is_computed_once_even_at_the_same_moment():
+    machine = Machine(pages=300, budget=64, running=32)
+    prefix = [0, 1, 1] * 20
+    for i in range(32):
+        machine.add([*prefix, i % 3, 2], 1)
+    machine.drain()
+    # The first computes 62 tokens, the others the 2 behind the 15 shared pages.
+    assert machine.computed == 62 + 31 * 2
+
+
+def test_generated_tokens_are_found_by_the_next_turn():
+    machine = Machine(pages=50, budget=64, running=4)
+    first = machine.add([0, 1, 0, 1], 12)
+    machine.drain()
+    turn = machine.add([*first.tokens, 2], 1)
+    machine.drain()
+    assert turn.cached_tokens == 12  # the 15 computed tokens have 3 full pages
+
+
+def test_cached_tokens_leave_one_token_to_compute():
+    machine = Machine(pages=50, budget=64, running=4)
+    machine.add([1] * 8, 1)
+    machine.drain()
+    same = machine.add([1] * 8, 1)
+    machine.drain()
+    assert same.cached_tokens == 4
+
+
+def test_salt_separates():
+    machine = Machine(pages=50, budget=64, running=4)
+    machine.add([1] * 12, 1, salt="a")
+    machine.drain()
+    other, same = machine.add([1] * 12, 1, salt="b"), machine.add([1] * 12, 1, salt="a")
+    machine.drain()
+    assert (other.cached_tokens, same.cached_tokens) == (0, 8)
+
+
+def test_priority_goes_first_and_arrival_decides_among_equals():
+    machine = Machine(pages=50, budget=4, running=1)
+    order = [machine.add([1], 1, priority=p).uid for p in (1, 0, 1, 0)]
+    machine.drain()
+    assert list(machine.finished) == [order[1], order[3], order[0], order[2]]
