@@ -1,0 +1,158 @@
+"""Clusters: what a device can do and how devices are linked, read from a YAML description with sources.
+
+A description is a file of ``plan/clusters/`` or the user's own; ``64xH100`` is 64 devices of the first kind.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep.errors import LockstepError
+
+_LIBRARY = Path(__file__).with_name("clusters")
+_GIVEN = re.compile(r"\s*(\d+)\s*[xX*]\s*(.+?)\s*")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. Rates are those of the data sheet; efficiencies say what real kernels reach.
+
+    ``cores``: how many matrix tiles run at once (streaming multiprocessors), for the loss of a half-empty last wave.
+    ``matrix_efficiency``: fraction of the matrix rate that a large product reaches; ``half_k``: the inner dimension
+    at which half of that is reached. ``memory_efficiency``: fraction of the bandwidth that elementwise kernels reach.
+    ``launch_us``: time of the host per kernel, which bounds small layers.
+    """
+
+    name: str
+    matrix_tflops: dict[str, float]
+    memory_gb: float
+    memory_gb_s: float
+    cores: int
+    matrix_efficiency: float
+    half_k: float
+    memory_efficiency: float
+    launch_us: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of the interconnect, from the inside out.
+
+    ``size``: devices that reach one another at this level (the outermost holds everything). ``gb_s``: bus bandwidth
+    of one device in one direction as collectives reach it (nccl-tests' busbw). ``latency_us`` per call, ``hop_us``
+    per further rank.
+    """
+
+    name: str
+    size: int
+    gb_s: float
+    latency_us: float
+    hop_us: float
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``devices`` of one kind and the levels that join them."""
+
+    name: str
+    devices: int
+    device: Device
+    levels: tuple[Level, ...]
+    sources: tuple[str, ...] = ()
+
+    def with_level(self, name: str, **changes: float) -> Cluster:
+        """The same cluster with numbers of one level changed, such as ``with_level("network", gb_s=12.5)``."""
+        if name not in (names := [level.name for level in self.levels]):
+            raise LockstepError(f"cluster {self.name} has no level {name!r}: its levels are {', '.join(names)}.")
+        return replace(self, levels=tuple(replace(v, **changes) if v.name == name else v for v in self.levels))
+
+    @property
+    def node(self) -> int:
+        """Devices of the innermost level."""
+        return self.levels[0].size
+
+
+def load_cluster(given: str | Path) -> Cluster:
+    """A cluster from ``64xH100``, ``64xpath/to/mine.yaml`` or a YAML file that states ``devices``.
+
+    Raises LockstepError for a device that no description knows (with the nearest name) and for a bad description.
+    """
+    match = _GIVEN.fullmatch(str(given))
+    count, kind = (int(match[1]), match[2]) if match else (None, str(given).strip())
+    if count == 0:
+        raise LockstepError(f"cluster {str(given)!r} has no devices: write at least 1x{kind}.")
+    description = _read(kind)
+    devices = count if count is not None else description.get("devices")
+    if devices is None:
+        raise LockstepError(f"cluster {str(given)!r} does not say how many devices: write for example 8x{kind}.")
+    return _build(description, int(devices), kind)
+
+
+def cluster_names() -> list[str]:
+    """The names of the packaged descriptions."""
+    return sorted(file.stem for file in _LIBRARY.glob("*.yaml"))
+
+
+def _read(kind: str) -> dict[str, Any]:
+    if kind.endswith((".yaml", ".yml")):
+        path = Path(kind)
+        if not path.exists():
+            raise LockstepError(f"cluster file {kind} does not exist: give a YAML file or one of {_known()}.")
+        return _parse(path)
+    names = _names()
+    found = names.get(kind.lower())
+    if found is None:
+        near = get_close_matches(kind.lower(), list(names), n=1, cutoff=0.0)
+        nearest = _parse(_LIBRARY / f"{names[near[0]]}.yaml")["name"] if near else ""
+        raise LockstepError(
+            f"unknown device {kind!r}: the nearest name is {nearest!r}. Known are {_known()}; "
+            "any other device can be described in a YAML file (copy one of plan/clusters)."
+        )
+    return _parse(_LIBRARY / f"{found}.yaml")
+
+
+def _known() -> str:
+    return ", ".join(cluster_names())
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Lower-case name or alias to file stem."""
+    table = {}
+    for stem in cluster_names():
+        description = _parse(_LIBRARY / f"{stem}.yaml")
+        for name in (stem, description["name"], *description.get("aliases", [])):
+            table[str(name).lower()] = stem
+    return table
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise LockstepError(f"cluster file {path} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise LockstepError(f"cluster file {path} must be a mapping with name, device and levels.")
+    return content
+
+
+def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
+    try:
+        device = Device(name=str(description["name"]), **description["device"])
+        levels = tuple(Level(**level) for level in description["levels"])
+    except (KeyError, TypeError) as error:
+        raise LockstepError(
+            f"cluster description {kind!r} is incomplete or has an unknown key: {error}. "
+            "A packaged file of plan/clusters shows every key."
+        ) from error
+    if not levels or any(b.size < a.size for a, b in zip(levels, levels[1:], strict=False)):
+        raise LockstepError(f"cluster description {kind!r}: levels must be listed from the inside out, sizes growing.")
+    sources = tuple(str(source) for source in description.get("sources", []))
+    return Cluster(f"{devices}x{device.name}", devices, device, levels, sources)

@@ -1,0 +1,104 @@
+"""A layout: how the work of a step is laid over the devices; and the batch it must process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from lockstep.errors import LockstepError
+from lockstep.plan.shape import ModelShape
+
+Recompute = Literal["none", "selective", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v")
+"""Schedules that the search considers, in the order of their codes."""
+TWO_CHUNKS = ("zb-v", "v-half", "dualpipe-v")
+"""Schedules whose devices hold two chunks in V placement."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``sequences`` of ``seq`` tokens per optimizer step, over all data-parallel ranks."""
+
+    sequences: int
+    seq: int
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.seq
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of the mesh and the choices per layout. ``pp * dp * cp * tp`` devices; ``ep`` divides ``dp * cp * tp``.
+
+    ``fsdp``: what is sharded over ``dp * cp``: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too.
+    ``sequence_parallel``: activations between tensor-parallel regions are split over ``tp``.
+    ``overlap``: gradients are reduced behind the backward of the last micro-batch. ``layers_per_stage``: empty = even.
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    fsdp: int = 0
+    micro_batch: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    recompute: Recompute = "none"
+    sequence_parallel: bool = True
+    overlap: bool = True
+    layers_per_stage: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        return self.pp * self.dp * self.cp * self.tp
+
+    def micro_batches(self, batch: Batch) -> int:
+        """Micro-batches of one data-parallel rank in a step."""
+        return batch.sequences // (self.dp * self.micro_batch)
+
+    def describe(self) -> str:
+        """Short text with what differs from 1 or from the default."""
+        axes = [f"{k}{getattr(self, k)}" for k in ("pp", "dp", "cp", "tp", "ep") if getattr(self, k) > 1]
+        parts = [*axes, f"mb{self.micro_batch}"] + ([f"fsdp{self.fsdp}"] if self.fsdp else [])
+        if self.pp > 1:
+            parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
+        return " ".join([*parts, f"recompute {self.recompute}"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "layers_per_stage": list(self.layers_per_stage)}
+
+
+def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) -> None:
+    """Raise LockstepError if the degrees do not multiply to the devices or do not divide the model or the batch."""
+    if layout.devices != devices:
+        raise LockstepError(
+            f"pp {layout.pp} x dp {layout.dp} x cp {layout.cp} x tp {layout.tp} = {layout.devices} devices, but the "
+            f"cluster has {devices}: change one degree so that the product is {devices}."
+        )
+    problems = (
+        (shape.heads % layout.tp, f"tp {layout.tp} does not divide the {shape.heads} attention heads"),
+        (layout.pp > shape.layers, f"pp {layout.pp} exceeds the {shape.layers} layers"),
+        (batch.seq % layout.cp, f"cp {layout.cp} does not divide the sequence of {batch.seq}"),
+        (
+            batch.sequences % (layout.dp * layout.micro_batch),
+            f"dp {layout.dp} x micro_batch {layout.micro_batch} does not divide the {batch.sequences} sequences",
+        ),
+        (layout.ep > 1 and shape.experts % layout.ep, f"ep {layout.ep} does not divide the {shape.experts} experts"),
+        (layout.ep > 1 and not shape.experts, f"ep {layout.ep} asks for experts, and {shape.name} has none"),
+        (
+            (layout.dp * layout.cp * layout.tp) % layout.ep,
+            f"ep {layout.ep} does not divide dp x cp x tp = {layout.dp * layout.cp * layout.tp}",
+        ),
+        (layout.schedule not in SCHEDULES, f"unknown schedule {layout.schedule!r}: known are {', '.join(SCHEDULES)}"),
+        (
+            layout.layers_per_stage
+            and (len(layout.layers_per_stage) != layout.pp or sum(layout.layers_per_stage) != shape.layers),
+            f"layers_per_stage {layout.layers_per_stage} must be {layout.pp} numbers that sum to {shape.layers}",
+        ),
+    )
+    for wrong, message in problems:
+        if wrong:
+            raise LockstepError(f"layout {layout.describe()}: {message}. Choose a degree that divides.")

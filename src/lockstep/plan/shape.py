@@ -1,0 +1,177 @@
+"""What the planner must know of a model: its sizes. By name, from a Hugging Face config.json, or given outright."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from lockstep.errors import LockstepError
+
+_LIBRARY = Path(__file__).with_name("models.yaml")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder-only transformer.
+
+    ``gated``: three matrices in the MLP instead of two. ``experts`` > 0: every layer after the first ``dense_layers``
+    has that many experts of width ``expert_intermediate``, ``experts_per_token`` of them used, plus
+    ``shared_intermediate`` used always. ``attention``: ``flash`` never writes the score matrix, ``unfused`` writes it
+    and reads it back. ``positions``: rows of a learned position embedding (0: none, as with rotary positions).
+    ``dropout``: keeps masks, as GPT-2 and GPT-3 do.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    intermediate: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    gated: bool = False
+    tied: bool = True
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_intermediate: int = 0
+    shared_intermediate: int = 0
+    dense_layers: int = 0
+    attention: Literal["flash", "unfused"] = "flash"
+    positions: int = 0
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        defaults = {"intermediate": 4 * self.hidden, "kv_heads": self.heads, "head_dim": self.hidden // self.heads}
+        for name, value in defaults.items():
+            if not getattr(self, name):
+                object.__setattr__(self, name, value)
+        if self.heads % self.kv_heads:
+            raise LockstepError(f"model {self.name}: kv_heads {self.kv_heads} does not divide heads {self.heads}.")
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: query, key, value and output projections."""
+        return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+
+    @property
+    def dense_parameters(self) -> int:
+        """Of one dense layer's MLP."""
+        return (3 if self.gated else 2) * self.hidden * self.intermediate
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert."""
+        return (3 if self.gated else 2) * self.hidden * self.expert_intermediate
+
+    @property
+    def parameters(self) -> int:
+        """All weights (norms and biases, below 0.1 %, are left out)."""
+        moe = self.layers - self.dense_layers if self.experts else 0
+        shared = (3 if self.gated else 2) * self.hidden * self.shared_intermediate + self.hidden * self.experts
+        body = self.layers * self.attention_parameters + (self.layers - moe) * self.dense_parameters
+        body += moe * (self.experts * self.expert_parameters + shared)
+        return body + self.hidden * (self.vocab * (1 if self.tied else 2) + self.positions)
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that multiply one token, the head included, the embedding not."""
+        moe = self.layers - self.dense_layers if self.experts else 0
+        shared = (3 if self.gated else 2) * self.hidden * self.shared_intermediate + self.hidden * self.experts
+        body = self.layers * self.attention_parameters + (self.layers - moe) * self.dense_parameters
+        return body + moe * (self.experts_per_token * self.expert_parameters + shared) + self.hidden * self.vocab
+
+    def flops_per_token(self, seq: int) -> float:
+        """Forward and backward of a causal model, as MFU counts it (PaLM): 6 per active weight, attention over seq."""
+        return 6.0 * self.active_parameters + 6.0 * self.layers * self.heads * self.head_dim * seq
+
+
+def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShape:
+    """A shape from a packaged name (``llama3-70b``), a config.json or its directory, a mapping or a shape itself.
+
+    Raises LockstepError for an unknown name (with the nearest) and for sizes that are missing or unknown.
+    """
+    if isinstance(given, ModelShape):
+        return given
+    if isinstance(given, Mapping):
+        return _explicit(given)
+    path = Path(given)
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix == ".json":
+        return _hugging_face(file)
+    if file.suffix in (".yaml", ".yml"):
+        return _explicit(yaml.safe_load(file.read_text(encoding="utf-8")))
+    table = _table()
+    if (name := str(given).lower()) in table:
+        return _explicit({"name": name, **table[name]})
+    near = get_close_matches(name, list(table), n=1, cutoff=0.0)[0]
+    raise LockstepError(
+        f"unknown model {str(given)!r}: the nearest name is {near!r}. Known are {', '.join(table)}; "
+        "a config.json, its directory, or a YAML file with the sizes works too."
+    )
+
+
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    content: dict[str, dict[str, Any]] = yaml.safe_load(_LIBRARY.read_text(encoding="utf-8"))
+    return content
+
+
+def _explicit(given: Mapping[str, Any]) -> ModelShape:
+    known = [field.name for field in fields(ModelShape)]
+    for key in given:
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
+            raise LockstepError(f"model shape: unknown key {key!r}: the nearest is {near!r}.")
+    missing = [key for key in ("layers", "hidden", "heads", "vocab") if key not in given]
+    if missing:
+        raise LockstepError(f"model shape: {', '.join(missing)} missing: give layers, hidden, heads and vocab.")
+    return ModelShape(**{"name": "custom", **given})
+
+
+def _hugging_face(file: Path) -> ModelShape:
+    if not file.exists():
+        raise LockstepError(f"{file} does not exist: give a config.json, its directory or a model's name.")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise LockstepError(f"{file} is not JSON: {error}") from error
+    config = config.get("text_config", config)
+    if "kv_lora_rank" in config:
+        raise LockstepError(f"{file}: multi-head latent attention (kv_lora_rank) is not modelled by the planner yet.")
+
+    def take(*names: str, default: Any = None) -> Any:
+        found = next((config[name] for name in names if config.get(name) is not None), default)
+        if found is None:
+            raise LockstepError(f"{file} has no {names[0]}: it is needed to plan.")
+        return found
+
+    experts = take("num_local_experts", "num_experts", "n_routed_experts", default=0)
+    gated = "gpt2" not in config.get("model_type", "") and "opt" not in config.get("model_type", "")
+    hidden = take("hidden_size", "n_embd")
+    wide = take("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    return ModelShape(
+        name=config.get("_name_or_path") or file.resolve().parent.name,
+        layers=take("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        heads=take("num_attention_heads", "n_head"),
+        vocab=take("vocab_size"),
+        intermediate=wide,
+        kv_heads=take("num_key_value_heads", default=0),
+        head_dim=take("head_dim", default=0),
+        gated=gated,
+        tied=take("tie_word_embeddings", default=not gated),
+        experts=experts,
+        experts_per_token=take("num_experts_per_tok", default=0),
+        expert_intermediate=take("moe_intermediate_size", default=wide) if experts else 0,
+        shared_intermediate=take("shared_expert_intermediate_size", default=0),
+        dense_layers=take("first_k_dense_replace", default=0),
+        positions=0 if gated else take("n_positions", "max_position_embeddings", default=0),
+        dropout=not gated,
+    )
