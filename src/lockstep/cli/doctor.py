@@ -39,14 +39,18 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Report the device class, instruction sets, compiler, measured peaks and packages of this machine."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("measuring this machine ..."):
+        lines = list(findings())
     if as_json:
-        print(json.dumps([asdict(finding) for finding in findings()], indent=2))
+        print(json.dumps([asdict(line) for line in lines], indent=2))
     else:
-        _print_table(list(findings()))
+        _print_table(lines)
 
 
 def findings() -> Iterator[Finding]:
-    """The whole report; measures for about two seconds."""
+    """The whole report; measures for a few seconds."""
     yield from _processor()
     yield from _kernels()
     yield from _measured()

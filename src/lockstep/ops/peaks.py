@@ -10,9 +10,12 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from lockstep.ops import build
+from lockstep.ops.operators import operators
+
 _LARGEST = 2048
 _RUNS = 7
-_BUDGET = 0.6
+_BUDGET = 0.4
 """Seconds for the repeated runs of one measurement."""
 
 
@@ -20,10 +23,13 @@ _BUDGET = 0.6
 def matrix_peak(dtype: torch.dtype) -> float:
     """The best rate of matrix products of `dtype` on this machine, FLOP/s (2 n^3 for n x n by n x n).
 
-    A product of bfloat16 values can always be done in float32, so that the float32 rate counts for it too:
-    without bf16 instructions PyTorch's own bfloat16 product is many times slower than that.
+    The best of PyTorch's product and, once built, the contract kernel. A product of bfloat16 values can always
+    be done in float32, so the float32 rates count for it too: without bf16 instructions PyTorch's own bfloat16
+    product is many times slower than that.
     """
-    return max(torch_rate(kind) for kind in {dtype, torch.float32})
+    kinds = {dtype, torch.float32}
+    contract = [contract_rate(kind) for kind in kinds] if build.is_built(build.best_isa()) else []
+    return max([*contract, *(torch_rate(kind) for kind in kinds)])
 
 
 @lru_cache
@@ -35,8 +41,6 @@ def torch_rate(dtype: torch.dtype) -> float:
 @lru_cache
 def contract_rate(dtype: torch.dtype) -> float:
     """FLOP/s of the contract kernel behind `linear`, the weight packed before. Builds the kernels if need be."""
-    from lockstep.ops.operators import operators
-
     ops = operators("bitwise")
 
     def prepared(n: int) -> tuple[Tensor, Tensor]:
