@@ -106,6 +106,9 @@ def _measured() -> Iterator[Finding]:
 
     from lockstep.ops import build, peaks
 
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    busy = "other programs are running: the rates below are too low" if load > cores / 2 else None
+    yield Finding("measured", "load", f"{load:.1f} on {cores} cores", busy)
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         yield Finding("measured", f"{name} matrix peak", _rate(peaks.matrix_peak(dtype)))

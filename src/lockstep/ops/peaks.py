@@ -15,8 +15,8 @@ from lockstep.ops.operators import operators
 
 _LARGEST = 2048
 _RUNS = 7
-_BUDGET = 0.4
-"""Seconds for the repeated runs of one measurement."""
+_LONGEST = 0.2
+"""Seconds that one product may take."""
 
 
 @lru_cache
@@ -66,12 +66,13 @@ def _operands(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _rate(prepare: Callable[[int], tuple[Tensor, Tensor]], product: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """The median rate at the largest size of which `_RUNS` runs fit into the budget."""
+    """The median rate at the largest size whose product is not too long."""
     n = 128
     while True:
         run = partial(product, *prepare(n))
-        once = min(_seconds(run) for _ in range(3))  # the first call pays for threads and buffers
-        if n == _LARGEST or 8 * once * _RUNS > _BUDGET:  # twice the size takes eight times as long
+        # The best of a few: the first call pays for threads and buffers, and other programs may be in the way.
+        once = min(_seconds(run) for _ in range(4))
+        if n == _LARGEST or 8 * once > _LONGEST:  # twice the size takes eight times as long
             return 2 * n**3 / median(_seconds(run) for _ in range(_RUNS))
         n *= 2
 
