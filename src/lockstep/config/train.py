@@ -25,7 +25,7 @@ class DataConfig(Section):
     """A directory with `tokenizer.json`. None: the loaded model's own, or for a new model a byte-level BPE
     of `model.vocab_size` entries trained on the corpus."""
     max_bytes: int | None = Field(default=None, gt=0)
-    """Use only the first documents of the corpus, up to this many bytes of text."""
+    """Use only the beginning of the corpus, this many bytes of text; the last document may be cut."""
     seq_len: int = Field(default=512, ge=8)
     """Tokens in a packed training sequence."""
     held_out: float = Field(default=0.02, ge=0.0, lt=1.0)

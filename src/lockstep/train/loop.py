@@ -39,7 +39,7 @@ class Loop:
         self.run, self.config, self.out, self.position = run, config, out, position
         self.display, self.metrics, self.stop = display, metrics, stop
         self._speed = Speed(config.train, position.step)
-        self._saved: int | None = None
+        self._saved = position.step if step_path(out, position.step).exists() else None
 
     def train(self) -> Path | None:
         """Run until the last step or until asked to stop, then save. Returns the checkpoint.

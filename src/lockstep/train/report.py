@@ -26,6 +26,9 @@ def plan_lines(trainer: Trainer) -> Iterator[str]:
     )
     sequences = train.micro_batch * train.micro_batches
     left = train.steps - trainer.position.step
+    if left <= 0:
+        yield f"training  nothing is left to do: {trainer.position.step} of {train.steps} steps are done"
+        return
     yield (
         f"training  steps {trainer.position.step + 1}-{train.steps}: {train.micro_batches} x {train.micro_batch} "
         f"sequences a step, about {left * sequences * config.data.seq_len / 1e6:.2f} M tokens, "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
+from lockstep.ops.device_class import device_class
 from lockstep.train.build import Run
 from lockstep.train.changes import changes, refuse_changes
 from lockstep.train.checkpoint import (
@@ -27,7 +28,6 @@ from lockstep.train.checkpoint import (
     step_of,
     step_path,
 )
-from lockstep.train.device import device_class
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lockstep.config.train import TrainConfig
-from lockstep.train.device import matrix_peak
+from lockstep.ops.peaks import matrix_peak
 from lockstep.train.display import StepLine
 from lockstep.train.resume import Position
 

@@ -45,11 +45,18 @@ def documents(config: DataConfig) -> Iterator[Document]:
             size = len(document.plain.encode())
             if size == 0:
                 continue
-            if left is not None:
-                if size > left:
-                    return
-                left -= size
+            if left is not None and size > left:
+                yield from _shortened(document, left)
+                return
+            left = None if left is None else left - size
             yield document
+
+
+def _shortened(document: Document, size: int) -> Iterator[Document]:
+    """The first bytes of a text, whole characters only; a chat is not cut."""
+    text = document.text.encode()[:size].decode(errors="ignore")
+    if text:
+        yield Document(text=text)
 
 
 def _source(source: str, config: DataConfig) -> Iterator[Document]:
