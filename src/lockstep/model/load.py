@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,7 +11,9 @@ from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
+from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
+from lockstep.model.lora import load_adapter
 from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
@@ -96,8 +96,6 @@ def _from_directory(directory: Path, dtype: torch.dtype) -> tuple[Decoder, Token
 
 
 def _with_adapter(directory: Path, dtype: str, device: str, numerics: Numerics) -> Model:
-    from lockstep.model.lora import load_adapter
-
     file = directory / "adapter_config.json"
     base = read_json(file).get("base_model_name_or_path")
     if not base:
@@ -111,22 +109,6 @@ def empty_decoder(config: ModelConfig) -> Decoder:
     """A decoder without memory for its parameters (meta device)."""
     with torch.device("meta"):
         return Decoder(config)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; LockstepError where there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise LockstepError(
-            f"{file.parent} has no {file.name}, so it is no Hugging Face model directory; "
-            "give one that `transformers` or `lockstep export` wrote, or a .gguf file"
-        ) from None
-    except ValueError as error:
-        raise LockstepError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise LockstepError(f"{file} must hold a JSON object, found {type(content).__name__}")
-    return content
 
 
 def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, source: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model.decoder import Decoder
+from lockstep.model.export import save_model
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.ops import Operators, Packed
 
@@ -63,8 +64,6 @@ class Model:
         Written beside and renamed, so a failure leaves nothing half written. An existing directory is replaced
         only if it is empty or an earlier export; force replaces any.
         """
-        from lockstep.model.export import save_model
-
         save_model(self, path, force=force)
 
     @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from lockstep.errors import LockstepError
 from lockstep.model import chat_template
+from lockstep.model.files import read_json, write_json
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -99,8 +99,8 @@ class Tokenizer:
             backend = Backend.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
             raise LockstepError(f"{file} is not a readable tokenizer: {error}") from error
-        settings = _read_json(directory / "tokenizer_config.json")
-        generation = _read_json(directory / "generation_config.json") or _read_json(directory / "config.json")
+        settings = _optional(directory / "tokenizer_config.json")
+        generation = _optional(directory / "generation_config.json") or _optional(directory / "config.json")
         return _assemble(backend, settings, generation, _template(directory, settings))
 
     def save(self, path: str | Path) -> None:
@@ -113,9 +113,9 @@ class Tokenizer:
         settings |= self.settings
         if self.template is not None:
             settings["chat_template"] = self.template
-        _write_json(directory / "tokenizer_config.json", settings)
+        write_json(directory / "tokenizer_config.json", settings)
         ids = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids) or None, "pad_token_id": self.pad_id}
-        _write_json(directory / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
+        write_json(directory / "generation_config.json", {k: v for k, v in ids.items() if v is not None})
 
 
 def train_bpe(texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -196,17 +196,5 @@ def _template(directory: Path, settings: dict[str, Any]) -> str | None:
     return template
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LockstepError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise LockstepError(f"{file} must hold a JSON object, found {type(content).__name__}")
-    return content
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.is_file() else {}

@@ -30,6 +30,15 @@ def fill(
     names: our parameter name -> name in the file. The decoder may live on the meta device.
     LockstepError where a tensor is missing, unknown, or of another shape than the configuration says.
     """
+    check_fit(decoder, found, names, source)
+    for name, _ in list(decoder.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        tensor = found[names[name]].read().to(dtype)
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor))
+
+
+def check_fit(decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], source: str) -> None:
+    """LockstepError where a tensor is missing, unknown, or of another shape than the decoder's."""
     expected = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
     _check_names(set(found), {names[name] for name in expected}, decoder, source)
     for name, shape in expected.items():
@@ -39,10 +48,6 @@ def fill(
                 f"{source}: tensor {names[name]} has shape {list(stored.shape)}, but the configuration expects "
                 f"{list(shape)}; weights and configuration are of different models"
             )
-    for name in expected:
-        owner, _, leaf = name.rpartition(".")
-        tensor = found[names[name]].read().to(dtype)
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor))
 
 
 def _check_names(found: set[str], expected: set[str], decoder: Decoder, source: str) -> None:

@@ -63,15 +63,21 @@ def write_safetensors(directory: Path, tensors: Mapping[str, Tensor], shard_byte
     """Write contiguous CPU tensors as model.safetensors, or as shards of at most shard_bytes with an index."""
     shards = _shards(tensors, shard_bytes)
     if len(shards) == 1:
-        save_file(shards[0], str(directory / _SINGLE), metadata={"format": "pt"})
+        save_tensors(shards[0], directory / _SINGLE)
         return
     weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards):
         name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, str(directory / name), metadata={"format": "pt"})
+        save_tensors(shard, directory / name)
         weight_map |= dict.fromkeys(shard, name)
     index: dict[str, Any] = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}}
     (directory / _INDEX).write_text(json.dumps({**index, "weight_map": weight_map}, indent=2) + "\n", encoding="utf-8")
+
+
+def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """One safetensors file, readable by whoever may read its neighbours (the library makes it private)."""
+    save_file(tensors, str(file), metadata={"format": "pt"})
+    file.chmod(0o644)
 
 
 def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
