@@ -81,7 +81,7 @@ def _application(arguments: list[str]) -> typer.Typer:
     app.callback()(_options)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name in COMMANDS:
-        file = Path(__file__).with_name(f"{name}.py")
+        file = _file(name)
         if file.exists():
             app.command(name, epilog=_EPILOG)(_function(name) if name == chosen else _listed(name, file))
     return app
@@ -102,6 +102,10 @@ def _options(
     """Options that stand before the command. Here for the help page: `main` takes --debug wherever it stands."""
 
 
+def _file(name: str) -> Path:
+    return Path(__file__).with_name(f"{name}.py")
+
+
 def _function(name: str) -> Callable[..., Any]:
     function: Callable[..., Any] = getattr(importlib.import_module(f"lockstep.cli.{name}"), name)
     return function
@@ -117,3 +121,7 @@ def _listed(name: str, file: Path) -> Callable[[], None]:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             stand_in.__doc__ = (ast.get_docstring(node) or "").partition("\n")[0]
     return stand_in
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ from lockstep.config.load import load_config, save_config
 from lockstep.config.model import ModelConfig, RopeScaling
 from lockstep.config.schema import Config
 from lockstep.config.section import Section
+from lockstep.config.serve import ServeConfig
 from lockstep.config.train import DataConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "RopeScaling",
     "ScheduleConfig",
     "Section",
+    "ServeConfig",
     "TrainConfig",
     "load_config",
     "save_config",

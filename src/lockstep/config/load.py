@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.config import strict_yaml
 from lockstep.config.check import check
+from lockstep.config.names import fields, plain_types
 from lockstep.config.schema import DEFAULT_MODEL, Config
 from lockstep.errors import LockstepError
 
@@ -15,8 +16,9 @@ from lockstep.errors import LockstepError
 def load_config(path: str | os.PathLike[str] | None = None, overrides: list[str] | None = None) -> Config:
     """The configuration of a YAML file (none: the defaults), with `a.b=value` overrides on top.
 
-    A value is read as a plain YAML scalar, or as YAML when it begins with `[`, `{` or a quote. Of two
-    overrides of one key the later counts. Raises `LockstepError` for whatever is wrong, naming the key.
+    A value is read as a plain YAML scalar, or as YAML when it begins with `[`, `{` or a quote; where only text
+    fits, `1` is text. Of two overrides of one key the later counts. Raises `LockstepError` for whatever is wrong,
+    naming the key.
     """
     tree = {} if path is None else _read(Path(path))
     if any(override.startswith("model.") for override in overrides or []):
@@ -66,8 +68,12 @@ def _set(tree: dict[str, Any], override: str) -> None:
             above = ".".join(parts[:depth])
             raise LockstepError(f"--set {override}: `{above}` is {tree[part]!r}, a single value without keys below it")
         tree = tree[part]
-    tree[parts[-1]] = _value(text.strip(), f"--set {override}")
+    tree[parts[-1]] = _value(".".join(parts), text.strip(), f"--set {override}")
 
 
-def _value(text: str, source: str) -> Any:
-    return strict_yaml.parse(text, source) if text[:1] in ("[", "{", '"', "'") else strict_yaml.parse_scalar(text)
+def _value(key: str, text: str, source: str) -> Any:
+    if text[:1] in ("[", "{", '"', "'"):
+        return strict_yaml.parse(text, source)
+    value = strict_yaml.parse_scalar(text)
+    kinds = plain_types(dict(fields(Config))[key].annotation) if key in dict(fields(Config)) else set()
+    return text if str in kinds and value is not None and type(value) not in kinds else value

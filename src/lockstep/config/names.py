@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import SequenceMatcher
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -44,6 +45,13 @@ def sections(annotation: Any) -> list[type[Section]]:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     return [found for argument in get_args(annotation) for found in sections(argument)]
+
+
+def plain_types(annotation: Any) -> set[type]:
+    """The types at the leaves of a union or an annotated type: `int | None` -> {int, NoneType}."""
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        return {kind for argument in get_args(annotation) for kind in plain_types(argument)}
+    return {annotation} if isinstance(annotation, type) else set()
 
 
 def nearest(key: str, names: list[str]) -> tuple[str, bool]:

@@ -9,7 +9,6 @@ from lockstep.config.section import Section
 from lockstep.config.serve import ServeConfig
 from lockstep.config.train import DataConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
-
 DEFAULT_MODEL = {
     "family": "llama", "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_layers": 6,
     "num_heads": 4, "num_kv_heads": 2, "max_positions": 1024, "tie_embeddings": True,

@@ -6,6 +6,7 @@ date for a date. Here a plain value is null, true/false, a decimal integer, a nu
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -29,12 +30,14 @@ _PLAIN = (
 def parse(text: str, source: str) -> Any:
     """The value that a YAML text holds. `source` names the text in errors (`LockstepError`)."""
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        json.dumps(value)  # a tree of plain values: no alias to itself, no set, no bytes
+        return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}, line {mark.line + 1}" if mark else source
         raise LockstepError(f"{place}: not valid YAML: {error.problem or error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise LockstepError(f"{source}: not valid YAML: {error}") from error
 
 
@@ -55,6 +58,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         first: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if not isinstance(key, str):
                 raise yaml.MarkedYAMLError(problem=f"the key {key!r} is not a name", problem_mark=key_node.start_mark)
