@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from lockstep.errors import LockstepError
 from lockstep.ops.batch import KVPages, Packed, Paged
+from lockstep.ops.linear import refuse_gradient
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
@@ -36,6 +37,7 @@ def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
 def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
     """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, d]; without gradient."""
     _check_dim(q)
+    refuse_gradient("paged attention", q)
     out: Tensor = torch.ops.lockstep.attention_paged(
         q.contiguous(), pages.k, pages.v, batch.page_table, batch.starts, batch.positions, scale, window or 0
     )

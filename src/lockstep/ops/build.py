@@ -128,7 +128,7 @@ def _build(compiler: Compiler, isa: str, target: Path) -> None:
 
 
 def _compile(compiler: Compiler, isa: str, work: Path) -> None:
-    """Compile every source at once (ninja limits nothing here: there are a handful), then link."""
+    """Compile every source at once (there are a handful), then link."""
     from torch.utils.cpp_extension import include_paths, library_paths
 
     includes = [f"-isystem{path}" for path in include_paths()]
@@ -152,7 +152,8 @@ def _check(command: list[str], code: int, errors: str) -> None:
     if code:
         raise LockstepError(
             f"The kernels could not be built: {' '.join(command[:1] + command[-3:])} ended with {code}.\n"
-            f"{errors[-2000:]}\nA C++20 compiler is needed (g++ 11 or newer). `numerics: fast` runs without the kernels."
+            f"{errors[-2000:]}\n"
+            "A C++20 compiler is needed (g++ 11 or newer). `numerics: fast` runs without the kernels."
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lockstep.ops.linear import PackedWeight, linear, pack, weight_gradient
+from lockstep.ops.linear import PackedWeight, linear, pack, refuse_gradient, weight_gradient
 
 _CHUNK = 1 << 23
 """Logits held at a time (float32: 32 MiB). Rows are independent, so this changes no bit."""
@@ -20,12 +20,14 @@ _CHUNK = 1 << 23
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities float32 [T, V] of logits float32 [T, V]."""
+    refuse_gradient("log_softmax", logits)
     y: Tensor = torch.ops.lockstep.log_softmax(logits.contiguous())
     return y
 
 
 def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """The entries of `log_softmax(logits)` at tokens [T], float32 [T], without the others."""
+    refuse_gradient("select_logprobs", logits)
     logits = logits.contiguous()
     return _chosen(logits, tokens) - torch.ops.lockstep.log_sum_exp(logits)
 

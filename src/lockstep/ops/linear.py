@@ -30,8 +30,12 @@ def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
 def linear(
     x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """x [T, K] times weight [N, K] transposed, plus bias [N]; [T, N] in out_dtype (default: that of x)."""
+    """x [T, K] times weight [N, K] transposed, plus bias [N]; [T, N] in out_dtype (default: that of x).
+
+    A packed weight has no gradient: RuntimeError where one would be asked for.
+    """
     if isinstance(weight, PackedWeight):
+        refuse_gradient("a product with a packed weight", x)
         return _product(x, weight, bias, out_dtype)
     return _Linear.apply(x, weight, bias, out_dtype)
 
@@ -48,6 +52,12 @@ def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     dw = torch.empty(dy.shape[1], x.shape[1], dtype=torch.float32) if out is None else out
     torch.ops.lockstep.gemm_transposed(dy, panels, dw, out is not None)
     return dw
+
+
+def refuse_gradient(what: str, x: Tensor) -> None:
+    """Raise where autograd would go through an operator without gradient, and end there in silence."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(f"{what} has no gradient: detach its input or call it under torch.no_grad()")
 
 
 def _product(x: Tensor, packed: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:

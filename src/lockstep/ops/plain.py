@@ -5,6 +5,8 @@ Shapes and meanings are those of ``Operators``; nothing here keeps the bit contr
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -63,7 +65,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: i
 
 def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
     ends = batch.starts.tolist()
-    parts = [_attend(q[a:b], k[a:b], v[a:b], 0, scale, window) for a, b in zip(ends, ends[1:], strict=False)]
+    parts = [_attend(q[a:b], k[a:b], v[a:b], 0, scale, window) for a, b in pairwise(ends)]
     return torch.cat(parts)
 
 
@@ -83,7 +85,7 @@ def _slots(batch: Paged) -> tuple[Tensor, Tensor]:
 def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
     ends = batch.starts.tolist()
     parts = []
-    for s, (a, b) in enumerate(zip(ends, ends[1:], strict=False)):
+    for s, (a, b) in enumerate(pairwise(ends)):
         first, last = int(batch.positions[a]), int(batch.positions[b - 1])
         table = batch.page_table[s, : last // PAGE + 1].long()
         k = pages.k[table].permute(0, 3, 1, 2).flatten(0, 1)[: last + 1]

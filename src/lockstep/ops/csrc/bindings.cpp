@@ -1,5 +1,7 @@
 // The kernels as PyTorch operators `lockstep::*`. Checks shapes and types, allocates outputs, passes pointers.
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "kernels.h"

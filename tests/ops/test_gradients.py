@@ -1,0 +1,102 @@
+"""Every contract operator, forward and backward, against plain PyTorch in float64 on the same (rounded) inputs."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.ops import Operators, Packed, operators
+from tests.ops.compare import randn
+
+BATCH = Packed.of([130, 1, 69])
+TOKENS = torch.arange(70) * 7 % 50
+TARGETS = torch.arange(70) * 11 % 76 - 1  # -1 (ignored) to 74
+TABLE = randn(9, 300, 16, 2)
+
+
+def attention(window: int | None) -> Callable[..., Tensor]:
+    return lambda ops, q, k, v: ops.attention(q, k, v, BATCH, 0.3, window)
+
+
+def cross_entropy(z_loss: float) -> Callable[..., Tensor]:
+    return lambda ops, x, w: ops.linear_cross_entropy(x, w, TARGETS, randn(8, 70).abs(), z_loss)[0]
+
+
+CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
+    "linear": ([(70, 96), (75, 96)], lambda ops, x, w: ops.linear(x, w)),
+    "linear+bias": ([(7, 100), (33, 100), (33,)], lambda ops, x, w, b: ops.linear(x, w, b)),
+    "linear deep": ([(5, 1000), (20, 1000)], lambda ops, x, w: ops.linear(x, w)),
+    "linear tall": ([(300, 20), (300, 20)], lambda ops, x, w: ops.linear(x, w)),
+    "rms_norm": ([(70, 96), (96,)], lambda ops, x, w: ops.rms_norm(x, w, 1e-5)),
+    "rms_norm heads, offset": ([(9, 3, 20), (20,)], lambda ops, x, w: ops.rms_norm(x, w, 1e-6, 1.0)),
+    "silu": ([(70, 33), (70, 33)], lambda ops, g, u: ops.gated(g, u, "silu")),
+    "gelu": ([(70, 33), (70, 33)], lambda ops, g, u: ops.gated(g, u, "gelu_tanh")),
+    "embedding": ([(50, 33)], lambda ops, w: ops.embedding(TOKENS, w, w.dtype, 2.0)),
+    "rope": ([(200, 3, 32)], lambda ops, x: ops.rope(x, BATCH.positions, TABLE)),
+    "attention": ([(200, 6, 32), (200, 2, 32), (200, 2, 32)], attention(None)),
+    "attention one head": ([(200, 1, 16), (200, 1, 16), (200, 1, 16)], attention(None)),
+    "attention many heads": ([(200, 8, 16), (200, 1, 16), (200, 1, 16)], attention(None)),
+    "attention window": ([(200, 6, 32), (200, 2, 32), (200, 2, 32)], attention(40)),
+    "attention window 1": ([(200, 2, 16), (200, 2, 16), (200, 2, 16)], attention(1)),
+    "cross entropy": ([(70, 40), (75, 40)], cross_entropy(0.0)),
+    "cross entropy, z-loss": ([(70, 40), (75, 40)], cross_entropy(0.01)),
+}
+
+
+def run(ops: Operators, case: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """The output and the gradients of a fixed random projection of it."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    y = case(ops, *leaves)
+    (y.double() * randn(5, *y.shape).double()).sum().backward()
+    return [y.detach(), *(x.grad for x in leaves)]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
+    shapes, case = CASES[name]
+    inputs = [randn(i, *shape, dtype=dtype) for i, shape in enumerate(shapes)]
+    ours = run(operators("bitwise"), case, inputs)
+    oracle = run(operators("fast"), case, [x.double() for x in inputs])
+    # One rounding of the result (2^-24 or 2^-9 relative), plus float32 sums and, in bfloat16, rounded
+    # intermediate gradients: a few units of the largest element.
+    tolerance = 3e-6 if dtype == torch.float32 else 1.6e-2
+    for mine, right in zip(ours, oracle, strict=True):
+        assert (mine.double() - right).abs().max() <= tolerance * max(1.0, float(right.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_paged_attention_agrees_with_float64(dtype: torch.dtype) -> None:
+    from tests.ops.sequences import paged_outputs
+
+    q, k, v = (randn(i, 150, heads, 32, dtype=dtype) for i, heads in enumerate([4, 2, 2]))
+    ours = paged_outputs(operators("bitwise"), q, k, v, [100, 50], window=70)
+    oracle = operators("fast").attention(q.double(), k.double(), v.double(), Packed.of([150]), 0.2, 70)
+    tolerance = 3e-6 if dtype == torch.float32 else 1.2e-2  # one rounding of the output
+    assert (ours.double() - oracle).abs().max() <= tolerance * float(oracle.abs().max())
+
+
+def test_logprobs_of_the_loss_are_the_selected_ones() -> None:
+    ops = operators("bitwise")
+    x, w = randn(0, 70, 40), randn(1, 75, 40)
+    logits = ops.linear(x, w, out_dtype=torch.float32)
+    targets = TARGETS.clamp(min=0)
+    chosen = ops.linear_cross_entropy(x, w, targets, torch.ones(70))[1]
+    assert torch.equal(chosen, ops.select_logprobs(logits, targets))
+    assert torch.equal(chosen, ops.log_softmax(logits)[torch.arange(70), targets])
+    assert torch.allclose(chosen, torch.log_softmax(logits.double(), -1)[torch.arange(70), targets].float(), atol=2e-6)
+
+
+def test_no_gradient_is_lost_in_silence() -> None:
+    ops = operators("bitwise")
+    x = randn(0, 5, 16).requires_grad_()
+    for call in (
+        lambda: ops.linear(x, ops.pack(randn(1, 16, 16), torch.float32)),
+        lambda: ops.log_softmax(x),
+        lambda: ops.select_logprobs(x, torch.zeros(5, dtype=torch.int64)),
+    ):
+        with pytest.raises(RuntimeError, match="has no gradient"):
+            call()
+        with torch.no_grad():
+            call()
