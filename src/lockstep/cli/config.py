@@ -13,7 +13,7 @@ from lockstep.config.strict_yaml import dump
 
 def config(
     what: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG.yaml|reference]", help="A YAML file, or the word `reference`.")
+        str | None, typer.Argument(metavar="CONFIG.yaml|reference", help="A YAML file, or the word `reference`.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE over the file; repeatable.")] = None,
 ) -> None:
