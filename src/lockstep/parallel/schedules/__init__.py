@@ -6,18 +6,21 @@ check      is a table valid? messages: who sends what to whom, in which order
 """
 
 from lockstep.parallel.schedules.check import check, walk
+from lockstep.parallel.schedules.messages import Message, messages
 from lockstep.parallel.schedules.named import NAMES, schedule
 from lockstep.parallel.schedules.table import ScheduleError, Step, Table, load_table, table_from_dict
 from lockstep.parallel.schedules.times import StageTimes
 
 __all__ = [
     "NAMES",
+    "Message",
     "ScheduleError",
     "StageTimes",
     "Step",
     "Table",
     "check",
     "load_table",
+    "messages",
     "schedule",
     "table_from_dict",
     "walk",

@@ -1,0 +1,142 @@
+"""The balance as a mixed-integer program for HiGHS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.plan.balance_problem import BalanceProblem, End
+
+
+@dataclass(frozen=True)
+class Solution:
+    """``counts[group][run][keep]`` layers; ``excess``: bytes over the limit that the program had to allow."""
+
+    counts: NDArray[np.int64]
+    excess: float
+
+
+class _Rows:
+    """Constraints ``low <= coefficients . x <= high``, collected one by one."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.coefficients: list[NDArray[np.float64]] = []
+        self.low: list[float] = []
+        self.high: list[float] = []
+
+    def add(self, low: float, high: float, *parts: tuple[object, object]) -> None:
+        """Each part: index (or indices) into x, and its coefficient(s)."""
+        row = np.zeros(self.size)
+        for where, value in parts:
+            row[where] += value  # type: ignore[index]
+        self.coefficients.append(row)
+        self.low.append(low)
+        self.high.append(high)
+
+
+def solve(problem: BalanceProblem, elastic: bool = False, seconds: float = 10.0) -> Solution | None:
+    """The best counts, or None if there are none under the limit.
+
+    Minimises (m - 1) x slowest device + sum of all groups: the time of a pipeline whose slowest device sets the pace,
+    filled and drained once. ``elastic``: instead, minimises how far the limit must be raised.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and only needed here
+
+    layout = _Layout(problem)
+    rows = _Rows(layout.size)
+    _add_counts(rows, layout)
+    _add_order(rows, layout)
+    _add_time(rows, layout)
+    _add_memory(rows, layout, elastic)
+    cost = np.zeros(layout.size)
+    if elastic:
+        cost[layout.excess] = 1.0
+    else:
+        cost[layout.x.ravel()] = np.tile(layout.times.ravel(), problem.groups)
+        cost[layout.slowest] = problem.micro_batches - 1
+    found = milp(
+        cost,
+        constraints=LinearConstraint(np.array(rows.coefficients), rows.low, rows.high),
+        integrality=layout.integral,
+        bounds=Bounds(0, layout.upper),
+        options={"time_limit": seconds, "mip_rel_gap": 1e-4},
+    )
+    if found.x is None:
+        return None
+    counts = np.rint(found.x[layout.x]).astype(np.int64)
+    return Solution(counts, float(found.x[layout.excess]) * problem.memory_limit)
+
+
+class _Layout:
+    """Which entry of the program's vector is what. Times are scaled by the mean of a group, memory by the limit."""
+
+    def __init__(self, problem: BalanceProblem) -> None:
+        self.problem = problem
+        groups, runs = problem.groups, len(problem.layers)
+        self.keeps = max(len(run.keeps) for run in problem.layers)
+        self.x = np.arange(groups * runs * self.keeps).reshape(groups, runs, self.keeps)
+        self.complete = self.x.size + np.arange(groups * (runs - 1)).reshape(groups, runs - 1)
+        self.slowest = self.x.size + self.complete.size
+        self.excess = self.slowest + 1
+        self.size = self.excess + 1
+        self.times = self.table(lambda keep: keep.time)
+        self.activations = self.table(lambda keep: keep.activation) / problem.memory_limit
+        self.parameters = np.array([run.parameters for run in problem.layers]) / problem.memory_limit
+        self.unit = sum(run.count * run.keeps[0].time for run in problem.layers) / groups or 1.0
+        self.times /= self.unit
+        self.integral = np.ones(self.size)
+        self.integral[[self.slowest, self.excess]] = 0
+        self.upper = np.full(self.size, np.inf)
+        self.upper[self.complete.ravel()] = 1
+        for r, run in enumerate(problem.layers):
+            self.upper[self.x[:, r, len(run.keeps) :]] = 0  # a run with fewer ways than others
+            self.upper[self.x[:, r, : len(run.keeps)]] = run.count
+
+    def table(self, of):  # type: ignore[no-untyped-def]
+        rows = [[of(keep) for keep in run.keeps] for run in self.problem.layers]
+        return np.array([row + [0.0] * (self.keeps - len(row)) for row in rows])
+
+    def ends(self, group: int) -> list[End]:
+        """What a group has besides layers."""
+        at = ((0, self.problem.head), (self.problem.groups - 1, self.problem.tail))
+        return [end for place, end in at if place == group]
+
+
+def _add_counts(rows: _Rows, layout: _Layout) -> None:
+    for r, run in enumerate(layout.problem.layers):
+        rows.add(run.count, run.count, (layout.x[:, r].ravel(), 1.0))
+    for group in range(layout.problem.groups):
+        rows.add(layout.problem.min_layers, np.inf, (layout.x[group].ravel(), 1.0))
+
+
+def _add_order(rows: _Rows, layout: _Layout) -> None:
+    """A group has layers of a later run only if the run before is complete at its end: cuts are contiguous."""
+    for r, run in enumerate(layout.problem.layers[:-1]):
+        following = layout.problem.layers[r + 1].count
+        for group in range(layout.problem.groups):
+            complete = layout.complete[group, r]
+            rows.add(0.0, np.inf, (layout.x[: group + 1, r].ravel(), 1.0), (complete, -float(run.count)))
+            rows.add(-np.inf, 0.0, (layout.x[group, r + 1], 1.0), (complete, -float(following)))
+
+
+def _add_time(rows: _Rows, layout: _Layout) -> None:
+    table = layout.problem.table
+    for device in range(table.stages):
+        groups = [table.group(device, chunk) for chunk in range(table.chunks)]
+        fixed = sum(3 * end.time for group in groups for end in layout.ends(group)) / layout.unit
+        every = np.broadcast_to(layout.times, (len(groups), *layout.times.shape))
+        rows.add(-np.inf, -fixed, (layout.x[groups].ravel(), every.ravel()), (layout.slowest, -1.0))
+
+
+def _add_memory(rows: _Rows, layout: _Layout, elastic: bool) -> None:
+    table = layout.problem.table
+    for device, combinations in enumerate(layout.problem.in_flight):
+        groups = [table.group(device, chunk) for chunk in range(table.chunks)]
+        fixed = sum(end.memory for group in groups for end in layout.ends(group)) / layout.problem.memory_limit
+        for held in combinations:
+            each = [layout.parameters[:, None] + count * layout.activations for count in held]
+            slack = (layout.excess, -1.0 if elastic else 0.0)
+            rows.add(-np.inf, 1.0 - fixed, (layout.x[groups].ravel(), np.array(each).ravel()), slack)
