@@ -25,9 +25,9 @@ def activation_bytes(
 ) -> float:
     """Bytes of activations on a rank of the first stage of a GPT model under 1F1B, 16-bit, unfused attention.
 
-    Per layer (arXiv 2205.05198, equations 1-4, table 2): ``s b h (10 + 24/t + 5 a s/(h t))``; with sequence parallelism the 10
-    is divided too; selective recompute drops the attention term; full recompute keeps ``2 s b h``. The first stage holds
-    ``layers`` layers' worth whatever ``pp``, times ``1 + (p-1)/(p v)`` with ``chunks`` v > 1.
+    Per layer (arXiv 2205.05198, equations 1-4, table 2): ``s b h (10 + 24/t + 5 a s/(h t))``; with sequence parallelism
+    the 10 is divided too; selective recompute drops the attention term; full recompute keeps ``2 s b h``. The first
+    stage holds ``layers`` layers' worth whatever ``pp``, times ``1 + (p-1)/(p v)`` with ``chunks`` v > 1.
     """
     if recompute not in RECOMPUTE:
         raise LockstepError(f"recompute {recompute!r}: expected one of {', '.join(RECOMPUTE)}.")

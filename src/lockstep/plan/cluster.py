@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Cluster:
     levels: tuple[Level, ...]
     sources: tuple[str, ...] = ()
 
-    def with_level(self, name: str, **changes: float) -> Cluster:
+    def with_level(self, name: str, **changes: Any) -> Cluster:
         """The same cluster with numbers of one level changed, such as ``with_level("network", gb_s=12.5)``."""
         if name not in (names := [level.name for level in self.levels]):
             raise LockstepError(f"cluster {self.name} has no level {name!r}: its levels are {', '.join(names)}.")
@@ -152,7 +153,7 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
             f"cluster description {kind!r} is incomplete or has an unknown key: {error}. "
             "A packaged file of plan/clusters shows every key."
         ) from error
-    if not levels or any(b.size < a.size for a, b in zip(levels, levels[1:], strict=False)):
+    if not levels or any(b.size < a.size for a, b in pairwise(levels)):
         raise LockstepError(f"cluster description {kind!r}: levels must be listed from the inside out, sizes growing.")
     sources = tuple(str(source) for source in description.get("sources", []))
     return Cluster(f"{devices}x{device.name}", devices, device, levels, sources)

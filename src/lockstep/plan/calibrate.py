@@ -1,0 +1,143 @@
+"""Calibration: a few measured steps move the coefficients away from the cluster's description, no further than needed.
+
+Maximum a posteriori: 15 physical factors with log-normal priors, and for every measured layer shape one factor on its
+layer time, shrunk towards 1. A shape that was not measured is predicted from the factors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
+from lockstep.plan.columns import Column, Columns, join, layout_columns
+from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.steptime import step_time
+
+_NOISE = 0.04
+"""Relative error of a row that the factors do not explain."""
+_LAYER_SPREAD = 0.1
+"""Plausible relative error of one layer shape's predicted time (kernel choice, alignment, launch jitter)."""
+_STEP = 1e-3
+_ITERATIONS = 25
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measured training step, in seconds."""
+
+    model: ModelShape
+    layout: Layout
+    batch: Batch
+    step_s: float
+
+
+def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: Cluster | None = None) -> Coefficients:
+    """Coefficients under which the planner reproduces measured steps.
+
+    ``rows``: ``Measured`` values or mappings with ``model``, ``layout`` (a mapping of ``Layout``'s fields),
+    ``sequences``, ``seq`` and ``step_s``. ``cluster``: what they ran on (default: A100-80).
+    Raises LockstepError without rows or for a time that is not positive.
+    """
+    from lockstep.plan.cluster import load_cluster
+
+    measured = [row if isinstance(row, Measured) else measured_row(row) for row in rows]
+    if not measured:
+        raise LockstepError("calibrate: no measured steps given: it needs at least one row with step_s.")
+    for i, row in enumerate(measured):
+        if not row.step_s > 0:
+            raise LockstepError(f"calibrate: row {i} has step_s {row.step_s}: a measured time must be positive.")
+    place = cluster or load_cluster("8xA100-80")
+    return fit(measured_columns(measured), np.array([row.step_s for row in measured]), place)
+
+
+def measured_row(row: Mapping[str, Any]) -> Measured:
+    """A mapping, as read from a YAML or JSON file of measurements, as ``Measured``."""
+    try:
+        layout = Layout(**row["layout"])
+        batch = Batch(int(row["sequences"]), int(row["seq"]))
+        return Measured(model_shape(row["model"]), layout, batch, float(row["step_s"]))
+    except (KeyError, TypeError) as error:
+        raise LockstepError(
+            f"calibrate: a row needs model, layout, sequences, seq and step_s; this one fails on {error}: {dict(row)}"
+        ) from error
+
+
+def measured_columns(rows: Sequence[Measured]) -> Columns:
+    """The rows as columns, in their order."""
+    return join([layout_columns(row.model, [row.layout], row.batch) for row in rows])
+
+
+def fit(rows: Columns, seconds: Column, cluster: Cluster, layers: bool = True) -> Coefficients:
+    """Coefficients for ``rows`` measured at ``seconds`` each. ``layers``: with a factor per measured layer shape.
+
+    Gauss-Newton with damping on the logarithm of the step time; errors count by a pseudo-Huber measure, so that a
+    few odd measurements do not bend the rest.
+    """
+    target, names = np.log(seconds), layer_keys(rows)
+    shapes = {key: i for i, key in enumerate(dict.fromkeys(names))} if layers else {}
+    of = np.array([shapes[key] for key in names]) if layers else np.zeros(len(rows), dtype=int)
+    count = len(FITTED)
+
+    def coefficients(point: Column) -> Coefficients:
+        layer = {key: float(np.exp(_LAYER_SPREAD * point[count + i])) for key, i in shapes.items()}
+        return from_logs(point[:count], layer)
+
+    def model(point: Column) -> Column:
+        return np.log(step_time(rows, cluster, coefficients(point)).step)
+
+    def slopes(point: Column, base: Column) -> Column:
+        table = np.zeros((len(rows), len(point)))
+        for i in range(count):
+            moved = point.copy()
+            moved[i] += _STEP
+            table[:, i] = (model(moved) - base) / _STEP
+        if shapes:  # every row depends on one layer factor only: one evaluation gives all of them
+            moved = point.copy()
+            moved[count:] += _STEP
+            table[np.arange(len(rows)), count + of] = (model(moved) - base) / _STEP
+        return table
+
+    return coefficients(_descend(model, slopes, target, np.zeros(count + len(shapes))))
+
+
+def _descend(
+    model: Callable[[Column], Column], slopes: Callable[[Column, Column], Column], target: Column, point: Column
+) -> Column:
+    """The minimum of the sum of pseudo-Huber errors plus half the squared length of ``point``."""
+
+    def cost(predicted: Column, at: Column) -> float:
+        error = (predicted - target) / _NOISE
+        return float(np.sum(np.sqrt(1 + error**2) - 1) + at @ at / 2)
+
+    damping, base = 1e-3, model(point)
+    for _ in range(_ITERATIONS):
+        error = (base - target) / _NOISE
+        weight = 1 / np.sqrt(1 + error**2)
+        table = slopes(point, base) / _NOISE
+        gradient = table.T @ (weight * error) + point
+        curvature = (table.T * weight) @ table + np.eye(len(point))
+        before = cost(base, point)
+        for _ in range(8):
+            step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), gradient)
+            trial = model(point - step)
+            if cost(trial, point - step) < before:
+                break
+            damping *= 10
+        else:
+            return point
+        point, base, damping = point - step, trial, damping / 10
+        if before - cost(base, point) < 1e-4 * before:
+            return point
+    return point
+
+
+def without_layers(factors: Coefficients) -> Coefficients:
+    """The physical factors alone."""
+    return replace(factors, layer={})

@@ -1,0 +1,96 @@
+"""The coefficients that calibration may move: how far reality is from the description of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+from lockstep.plan.columns import Column, Columns
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Factors on described quantities: 1 is "as described". Calibration fits them, each with a log-normal prior.
+
+    ``layer``: measured over predicted time of one layer, for layer shapes that were measured (``layer_key``); a
+    shape that was not has 1.
+    """
+
+    matrix: float = 1.0
+    """On the efficiency of matrix products."""
+    half_k: float = 1.0
+    """On the inner dimension at which a product is half as fast."""
+    memory: float = 1.0
+    """On the bandwidth that elementwise kernels reach."""
+    launch: float = 1.0
+    """On the host's time per kernel."""
+    latency: float = 1.0
+    """On the latency of a collective call."""
+    hop: float = 1.0
+    """On the latency per rank of a ring."""
+    node_bandwidth: float = 1.0
+    """On the bandwidth inside a node."""
+    network_bandwidth: float = 1.0
+    """On the bandwidth of the levels above."""
+    gradient: float = 1.0
+    """On the bytes of the gradient reduction."""
+    optimizer: float = 1.0
+    """On the memory traffic of the optimizer step."""
+    head: float = 1.0
+    """On the memory traffic of logits and loss."""
+    micro_batch: float = 1.0
+    """On the host's time per micro-batch."""
+    step: float = 1.0
+    """On the host's time per step."""
+    transfer_latency: float = 1.0
+    """On the latency between pipeline stages."""
+    transfer_bandwidth: float = 1.0
+    """On the bandwidth between pipeline stages."""
+    layer: Mapping[Key, float] = field(default_factory=dict)
+
+    def layer_factor(self, rows: Columns) -> Column:
+        """The factor on the layer time of every row, shape ``[rows]``."""
+        if not self.layer:
+            return np.ones(len(rows))
+        return np.array([self.layer.get(key, 1.0) for key in layer_keys(rows)])
+
+
+PRIOR: dict[str, float] = {
+    "matrix": 0.1,
+    "half_k": 0.7,
+    "memory": 0.2,
+    "launch": 0.3,
+    "latency": 0.4,
+    "hop": 0.4,
+    "node_bandwidth": 0.15,
+    "network_bandwidth": 0.3,
+    "gradient": 0.4,
+    "optimizer": 0.5,
+    "head": 0.7,
+    "micro_batch": 1.0,
+    "step": 1.0,
+    "transfer_latency": 1.0,
+    "transfer_bandwidth": 0.7,
+}
+"""Standard deviation of the logarithm of each factor: how far from the description it may plausibly be."""
+
+FITTED = tuple(name.name for name in fields(Coefficients) if name.name in PRIOR)
+
+
+def from_logs(logs: Column, layer: Mapping[Key, float] | None = None) -> Coefficients:
+    """Coefficients from values in standard deviations of the prior, in the order of ``FITTED``."""
+    values = {name: float(np.exp(PRIOR[name] * z)) for name, z in zip(FITTED, logs, strict=True)}
+    return replace(Coefficients(), **values, layer=dict(layer or {}))
+
+
+def layer_keys(rows: Columns) -> list[Key]:
+    """What decides the time of one layer on one rank: its sizes, the tokens, the split and the recompute."""
+    parts = (
+        rows.hidden, rows.heads, rows.intermediate, rows.experts, rows.seq, rows.micro_batch,
+        rows.tp, rows.cp, rows.ep, rows.recompute,
+    )  # fmt: skip
+    return [tuple(int(value) for value in row) for row in zip(*parts, strict=True)]

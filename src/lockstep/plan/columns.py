@@ -1,0 +1,146 @@
+"""Many layouts at once: every number of a model and its layout as a column, so that formulas run on all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.shape import ModelShape
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One row per (model, layout, batch); all columns float64 of the same length. Flags are 0 or 1.
+
+    ``recompute`` and ``schedule`` are positions in ``layout.RECOMPUTE`` and ``layout.SCHEDULES``; ``moe`` is the
+    fraction of layers with experts, ``matrices`` the number of matrices in an MLP; ``slow_layers`` and
+    ``last_layers`` the layers of the fullest and of the last stage.
+    """
+
+    layers: Column
+    hidden: Column
+    heads: Column
+    kv_heads: Column
+    head_dim: Column
+    intermediate: Column
+    matrices: Column
+    vocab: Column
+    tied: Column
+    positions: Column
+    dropout: Column
+    unfused: Column
+    experts: Column
+    experts_per_token: Column
+    expert_intermediate: Column
+    shared_intermediate: Column
+    moe: Column
+    seq: Column
+    pp: Column
+    dp: Column
+    cp: Column
+    tp: Column
+    ep: Column
+    fsdp: Column
+    micro_batch: Column
+    micro_batches: Column
+    schedule: Column
+    chunks: Column
+    recompute: Column
+    sequence_parallel: Column
+    overlap: Column
+    slow_layers: Column
+    last_layers: Column
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def take(self, index: Any) -> Columns:
+        """The rows that ``index`` (positions or a mask) selects."""
+        return Columns(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+
+    @property
+    def tokens(self) -> Column:
+        """Tokens of one micro-batch on one rank."""
+        return self.micro_batch * self.seq / self.cp
+
+    @property
+    def query(self) -> Column:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> Column:
+        """Width of all key heads, which is that of all value heads."""
+        return self.kv_heads * self.head_dim
+
+
+def columns(shape: ModelShape, layouts: Mapping[str, Any], batch: Batch) -> Columns:
+    """Rows of one model: ``layouts`` gives arrays by the names of ``Layout`` (degrees, codes and flags)."""
+    length = max(np.size(value) for value in layouts.values())
+
+    def full(value: Any) -> Column:
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), (length,))
+
+    given = {name: full(layouts.get(name, default)) for name, default in _DEFAULTS.items()}
+    stages = given["pp"] * given["chunks"]
+    even = np.ceil(shape.layers / stages) * given["chunks"]
+    left = np.where(shape.layers % stages == 0, even, np.floor(shape.layers / stages) * given["chunks"])
+    moe = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
+    sizes = {name: full(getattr(shape, name)) for name in _SIZES}
+    return Columns(
+        **sizes,
+        **given,
+        matrices=full(3 if shape.gated else 2),
+        unfused=full(shape.attention == "unfused"),
+        moe=full(moe),
+        seq=full(batch.seq),
+        micro_batches=full(np.maximum(1, batch.sequences // (given["dp"] * given["micro_batch"]))),
+        slow_layers=full(layouts.get("slow_layers", even)),
+        last_layers=full(layouts.get("last_layers", np.minimum(even, left))),
+    )
+
+
+def layout_columns(shape: ModelShape, layouts: Sequence[Layout], batch: Batch) -> Columns:
+    """Rows of one model from ``Layout`` values."""
+    table: dict[str, Any] = {name: [float(getattr(x, name)) for x in layouts] for name in _NUMBERS}
+    table["schedule"] = [SCHEDULES.index(x.schedule) for x in layouts]
+    table["recompute"] = [RECOMPUTE.index(x.recompute) for x in layouts]
+    table["sequence_parallel"] = [x.sequence_parallel for x in layouts]
+    table["overlap"] = [x.overlap for x in layouts]
+    rows = columns(shape, {name: np.asarray(value, dtype=np.float64) for name, value in table.items()}, batch)
+    slow, last = rows.slow_layers.copy(), rows.last_layers.copy()
+    for i, layout in enumerate(layouts):
+        if layout.layers_per_stage:
+            slow[i], last[i] = max(layout.layers_per_stage), layout.layers_per_stage[-1]
+    return Columns(**{**_as_dict(rows), "slow_layers": slow, "last_layers": last})
+
+
+def join(parts: Sequence[Columns]) -> Columns:
+    """Rows of several tables, one after the other."""
+    return Columns(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Columns)})
+
+
+def _as_dict(rows: Columns) -> dict[str, Column]:
+    return {field.name: getattr(rows, field.name) for field in fields(rows)}
+
+
+_NUMBERS = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks")
+_DEFAULTS = {
+    **dict.fromkeys(_NUMBERS, 1.0),
+    "fsdp": 0.0,
+    "schedule": float(SCHEDULES.index("1f1b")),
+    "recompute": 0.0,
+    "sequence_parallel": 1.0,
+    "overlap": 1.0,
+}
+_SIZES = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "positions", "dropout",
+    "experts", "experts_per_token", "expert_intermediate", "shared_intermediate",
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""Memory of a rank in closed form: weights, gradients, optimizer, activations in flight, logits, buffers, margin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.plan.columns import Column, Columns
+from lockstep.plan.layout import SCHEDULES
+
+_WEIGHT, _GRADIENT, _OPTIMIZER = 2.0, 4.0, 12.0
+"""Bytes per parameter: 16-bit weight, float32 gradient, float32 master and two moments (18, as in arXiv 2205.05198)."""
+_RUNTIME_GB = 1.5
+"""Device context, communication library and kernels."""
+_MARGIN = 0.04
+"""What the allocator loses to fragmentation, as a fraction of the rest."""
+_BUCKET_BYTES = 200e6
+"""Buffers of the gradient reduction: two buckets in flight."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the fullest rank, shape ``[rows]`` each; ``total`` is their sum."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column
+    working: Column
+    logits: Column
+    buffers: Column
+    margin: Column
+
+    @property
+    def total(self) -> Column:
+        return sum((getattr(self, name) for name in PARTS), np.zeros(()))
+
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "working", "logits", "buffers", "margin")
+
+
+def memory(rows: Columns) -> Memory:
+    """Peak memory of the fullest rank: the first stage, or the last one where the logits weigh more.
+
+    Both are evaluated: the first stage holds the most micro-batches, the last holds one and the logits.
+    """
+    owned, group = parameters(rows), rows.dp * rows.cp
+    weights = owned * _WEIGHT / np.where(rows.fsdp >= 3, group, 1)
+    gradients = owned * _GRADIENT / np.where(rows.fsdp >= 2, group, 1)
+    optimizer = owned * _OPTIMIZER / np.where(rows.fsdp >= 1, group, 1)
+    kept = layer_bytes(rows)
+    activations = kept * rows.slow_layers * in_flight(rows)
+    # Recomputation brings back one layer's activations at a time; the backward holds gradients of about one more.
+    working = np.maximum(unsaved_bytes(rows) - kept, 0.0) + rows.tokens * rows.hidden * 2 * 4
+    logits = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
+    # The last stage holds one micro-batch (both chunks' worth in V placement, where it is the first stage too).
+    folded = np.isin(rows.schedule, [SCHEDULES.index(name) for name in ("zb-v", "v-half", "dualpipe-v", "gpipe")])
+    last = np.where(folded, activations, kept * rows.last_layers)
+    heavier = (rows.pp == 1) | (last + logits > activations)
+    activations = np.where(heavier & (rows.pp > 1), last, activations)
+    logits = np.where(heavier, logits, 0.0)
+    # Weights that are sharded are gathered a layer ahead: two layers' weights in 16 bits.
+    gathered = np.where(rows.fsdp >= 3, 2 * owned / np.maximum(rows.slow_layers, 1) * _WEIGHT, 0.0)
+    buffers = gathered + np.where(group > 1, 2 * _BUCKET_BYTES, 0.0) + _RUNTIME_GB * 1e9
+    held = weights + gradients + optimizer + activations + working + logits
+    return Memory(weights, gradients, optimizer, activations, working, logits, buffers, _MARGIN * held)
+
+
+def parameters(rows: Columns) -> Column:
+    """Parameters of the fullest stage on one rank (before sharding over data ranks)."""
+    attention = rows.hidden * 2 * (rows.query + rows.keys)
+    dense = rows.matrices * rows.hidden * rows.intermediate
+    experts = (
+        rows.matrices * rows.hidden * (rows.experts * rows.expert_intermediate / rows.ep + rows.shared_intermediate)
+        + rows.hidden * rows.experts * rows.tp
+    )
+    body = rows.slow_layers * (attention + (1 - rows.moe) * dense + rows.moe * experts) / rows.tp
+    ends = np.where(rows.pp > 1, 1.0, 2.0 - rows.tied)
+    return body + rows.hidden * (rows.vocab * ends + rows.positions) / rows.tp
+
+
+def layer_bytes(rows: Columns) -> Column:
+    """Bytes that one layer keeps for its backward, per micro-batch, after recomputation's choice."""
+    unit = rows.tokens * rows.hidden
+    full = 2 * unit / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    scores = _score_bytes(rows)
+    return np.where(rows.recompute == 2, full, unsaved_bytes(rows) - np.where(rows.recompute == 1, scores, 0.0))
+
+
+def unsaved_bytes(rows: Columns) -> Column:
+    """The same without any recomputation: arXiv 2205.05198 term by term, for any width, grouping and gating.
+
+    Norm inputs 4h, attention and MLP inputs 4h, two dropout masks; per tensor rank: query, key, value, the core's
+    output, MLP hidden values before and after the activation; unfused attention keeps scores, mask and dropped scores.
+    """
+    experts = rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
+    split = np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    whole = rows.hidden * (8 + 2 * rows.dropout) / split
+    inside = 2 * (rows.query + 2 * rows.keys) + 2 * rows.query + 2 * rows.matrices * middle
+    return rows.tokens * (whole + inside / rows.tp) + _score_bytes(rows)
+
+
+def _score_bytes(rows: Columns) -> Column:
+    """Scores and masks of unfused attention: softmax, its dropout (2 bytes) and mask (1). Fused: 4 per row."""
+    per_pair = rows.unfused * (2 + 3 * rows.dropout) * rows.seq + (1 - rows.unfused) * 4
+    return rows.tokens * rows.heads / rows.tp * per_pair
+
+
+def in_flight(rows: Columns) -> Column:
+    """Micro-batches whose activations the fullest stage holds at once (arXiv 2401.10241, 2405.15362, 2205.05198)."""
+    p, m, v = rows.pp, rows.micro_batches, rows.chunks
+    forms = {
+        "gpipe": m,
+        "1f1b": p,
+        "interleaved": p * (1 + (p - 1) / (p * v)),
+        "zb-h1": p,
+        "zb-h2": 2 * p - 1,
+        "zb-v": p,
+        "v-half": np.floor((p + 2) / 2),
+        "dualpipe-v": p + 0.5,
+    }
+    return np.minimum(m, np.choose(rows.schedule.astype(int), [forms[name] for name in SCHEDULES]))

@@ -1,0 +1,182 @@
+"""Time of a training step in closed form: stages, bubble, communication per axis, optimizer. All rows at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transfer
+from lockstep.plan.columns import Column, Columns
+from lockstep.plan.compute import LayerTime, head_time, layer_time, stream_time
+from lockstep.plan.layout import SCHEDULES
+from lockstep.plan.memory import parameters
+
+_HOST_MICRO_BATCH_S, _HOST_STEP_S = 1e-3, 5e-3
+"""Time of the framework's Python per micro-batch and per step that hides behind nothing."""
+_OPTIMIZER_BYTES = 30.0
+"""Traffic of the optimizer per parameter: float32 gradient, weight and two moments read, three written, 16-bit copy."""
+_SHARPNESS = 3.0
+"""Host and device run side by side: the time of both is this power mean, near the larger of the two."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step and its parts, shape ``[rows]`` each; the parts of ``step`` sum to it.
+
+    ``compute``: the slowest stage's own work. ``exposed_*``: communication that nothing hides, per axis.
+    ``forward``, ``input_gradient`` (with what is recomputed), ``weight_gradient``: one micro-batch on a middle
+    stage, communication included; ``last`` the whole micro-batch on the last stage; ``hop`` one transfer.
+    """
+
+    step: Column
+    compute: Column
+    bubble: Column
+    exposed_tp: Column
+    exposed_cp: Column
+    exposed_ep: Column
+    exposed_pp: Column
+    exposed_dp: Column
+    optimizer: Column
+    host: Column
+    forward: Column
+    input_gradient: Column
+    weight_gradient: Column
+    last: Column
+    head: Column
+    hop: Column
+
+
+@dataclass(frozen=True)
+class _Exposed:
+    """Exposed communication of one layer and micro-batch."""
+
+    tp: Column
+    cp: Column
+    ep: Column
+    fsdp: Column
+
+    @property
+    def total(self) -> Column:
+        return self.tp + self.cp + self.ep + self.fsdp
+
+
+def step_time(rows: Columns, cluster: Cluster, factors: Coefficients, dtype: str = "bf16") -> StepTime:
+    """Step time of every row on the cluster."""
+    layer = layer_time(rows, cluster.device, factors, dtype)
+    exposed = _layer_communication(rows, layer, cluster, factors)
+    scale = factors.layer_factor(rows)
+    work = scale * (layer.device**_SHARPNESS + layer.host**_SHARPNESS) ** (1 / _SHARPNESS)
+    busy = work + scale * exposed.total
+    host = _HOST_MICRO_BATCH_S * factors.micro_batch
+    head = head_time(rows, cluster.device, factors, dtype)
+    even = rows.layers / rows.pp
+    last = rows.last_layers * busy + head + host
+    slowest = np.maximum(last, rows.slow_layers * busy + host)
+    layers = np.where(slowest > last, rows.slow_layers, rows.last_layers)
+    parts = _stage(layer, even * busy + host)
+    hop, exposed_pp = _pipeline_transfers(rows, cluster, factors)
+    bubble = _bubble(rows, *parts)
+    m = rows.micro_batches
+    reduction = _gradient_reduction(rows, slowest, cluster, factors)
+    shards = np.where(rows.fsdp >= 1, rows.dp * rows.cp, 1.0)
+    optimizer = stream_time(parameters(rows) / shards * _OPTIMIZER_BYTES * factors.optimizer, cluster.device, factors)
+    compute = m * (slowest - layers * scale * exposed.total - host)
+    hosts = m * host + _HOST_STEP_S * factors.step
+    each = m * layers * scale
+    exposed_dp = reduction + each * exposed.fsdp
+    axes = each * (exposed.tp + exposed.cp + exposed.ep)
+    return StepTime(
+        step=compute + bubble + axes + exposed_pp + exposed_dp + optimizer + hosts,
+        compute=compute,
+        bubble=bubble,
+        exposed_tp=each * exposed.tp,
+        exposed_cp=each * exposed.cp,
+        exposed_ep=each * exposed.ep,
+        exposed_pp=exposed_pp,
+        exposed_dp=exposed_dp,
+        optimizer=optimizer,
+        host=hosts,
+        forward=parts[0],
+        input_gradient=parts[1],
+        weight_gradient=parts[2],
+        last=last,
+        head=head,
+        hop=hop,
+    )
+
+
+def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, factors: Coefficients) -> _Exposed:
+    size = rows.tokens * rows.hidden * 2
+    again = 1.0 * (rows.recompute == 2)
+    # Two sums forward and two backward per layer; recomputation repeats the forward ones (arXiv 1909.08053). With
+    # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes.
+    tp = (4 + 2 * again) * all_reduce(size, rows.tp, 1.0, cluster, factors)
+    block = rows.tokens * 2 * rows.keys / rows.tp * 2
+    ring = (rows.cp - 1) * transfer(block, rows.tp, cluster, factors) * (rows.cp > 1)
+    # The ring hides behind the blocks of attention it feeds; the backward moves keys, values and their gradients.
+    cp = (1 + again) * np.maximum(0.0, ring - layer.attention) + np.maximum(0.0, 2 * ring - 2.5 * layer.attention)
+    routed = size * rows.experts_per_token
+    ep = rows.moe * (4 + 2 * again) * all_to_all(routed, rows.ep, rows.tp, cluster, factors)
+    weights = parameters(rows) * rows.pp / rows.layers * 2
+    group = rows.dp * rows.cp
+    gather = all_gather(weights, group, rows.tp, cluster, factors)
+    fsdp = _hidden(gather, layer.forward) + _hidden(2 * gather, layer.device - layer.forward)
+    # Gradients sharded (level 2) but not weights: one reduce-scatter per micro-batch behind the backward.
+    scatter = _hidden(gather, layer.device - layer.forward)
+    shard = np.where(rows.fsdp >= 3, fsdp, np.where(rows.fsdp == 2, scatter, 0.0))
+    return _Exposed(tp, cp, ep, np.where(group > 1, shard, 0.0))
+
+
+def _hidden(communication: Column, work: Column) -> Column:
+    """What is left of a communication that runs beside ``work``; a tenth of it stands before or after the work."""
+    return np.maximum(0.1 * communication, communication - work)
+
+
+def _stage(layer: LayerTime, busy: Column) -> tuple[Column, Column, Column]:
+    """Forward, input gradient with recomputation, weight gradient of a middle stage that is busy so long."""
+    unit = busy / layer.device
+    return layer.forward * unit, (layer.again + layer.input_gradient) * unit, layer.weight_gradient * unit
+
+
+def _pipeline_transfers(rows: Columns, cluster: Cluster, factors: Coefficients) -> tuple[Column, Column]:
+    """One transfer between stages, and all that a step waits for: two per micro-batch on the critical path."""
+    size = rows.tokens * rows.hidden * 2 / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    hop = transfer(size, rows.tp * rows.cp * rows.dp, cluster, factors) * (rows.pp > 1)
+    return hop, 2 * hop * ((rows.micro_batches - 1) * rows.chunks + rows.pp - 1)
+
+
+def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
+    """Idle time of the critical device: closed forms of the schedules for equal stages (arXiv 2104.04473, 2401.10241,
+    2405.15362; DualPipeV: the DeepSeek-V3 report, arXiv 2412.19437)."""
+    p = rows.pp - 1
+    v_half = p * (f + b + w) / 3 + p * np.abs(f - w) / 2
+    dualpipe = p * np.maximum(0.0, f + 2 * (b + w) - 3 * w + f - b) / 2
+    forms = {
+        "gpipe": p * (f + b + w),
+        "1f1b": p * (f + b + w),
+        "interleaved": p * (f + b + w) / rows.chunks,
+        "zb-h1": p * np.maximum(f, f + b - w),
+        "zb-h2": p * np.maximum(0.0, f + b - 2 * w),
+        "zb-v": p * (np.abs(f - b) + np.abs(b - w)) / 2,
+        "v-half": v_half,
+        "dualpipe-v": dualpipe,
+    }
+    return np.choose(rows.schedule.astype(int), [forms[name] for name in SCHEDULES])
+
+
+def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factors: Coefficients) -> Column:
+    """Exposed time of the reduction over data ranks and of tied embeddings over the first and last stage."""
+    group, stride = rows.dp * rows.cp, rows.tp
+    size = parameters(rows) * 2 * factors.gradient
+    reduce = all_reduce(size, group, stride, cluster, factors)
+    # Levels 2 and 3 reduce inside the micro-batches; level 2 gathers the new weights once.
+    reduce = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, reduce / 2, reduce))
+    # Buckets go out while the last backward, two thirds of a micro-batch, still runs.
+    exposed = np.where(rows.overlap > 0, _hidden(reduce, slowest * 2 / 3), reduce)
+    words = rows.vocab * rows.hidden / rows.tp * 2
+    pair = np.where(rows.pp > 1, 2.0, 1.0)
+    distance = np.minimum(rows.tp * rows.cp * rows.dp, cluster.node)
+    return exposed + rows.tied * all_reduce(words, pair, distance, cluster, factors)
