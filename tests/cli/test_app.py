@@ -15,9 +15,7 @@ from lockstep.errors import LockstepError
 
 def lockstep(*arguments: str) -> SimpleNamespace:
     """One run in a process of its own."""
-    run = subprocess.run(
-        [sys.executable, "-m", "lockstep.cli.app", *arguments], capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, "-m", "lockstep", *arguments], capture_output=True, text=True, check=False)
     return SimpleNamespace(code=run.returncode, out=run.stdout, err=run.stderr)
 
 
@@ -148,7 +146,7 @@ def test_a_wrong_key_on_the_command_line_has_no_traceback():
 
 def test_a_closed_pipe_is_no_bug():
     run = subprocess.run(
-        f"{sys.executable} -m lockstep.cli.app config reference | head -1",
+        f"{sys.executable} -m lockstep config reference | head -1",
         shell=True,
         capture_output=True,
         text=True,

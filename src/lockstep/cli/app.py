@@ -121,7 +121,3 @@ def _listed(name: str, file: Path) -> Callable[[], None]:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             stand_in.__doc__ = (ast.get_docstring(node) or "").partition("\n")[0]
     return stand_in
-
-
-if __name__ == "__main__":
-    main()
