@@ -173,7 +173,7 @@ def test_bytes_per_token(tmp_path: Path, tokenizer: Tokenizer, text: Path) -> No
     tokens = tokenised(scan(DataConfig(sources=[str(text)], held_out=0.2), quiet), tokenizer, tmp_path, quiet)
     data = dataset(tokens, 32, 0)
     predicted = sum(b.loss_tokens for b in data.held_out_batches(10**6, 4))
-    held = [e for e in tokens.documents[tokens.held_out].tolist()]
+    held = tokens.documents[tokens.held_out].tolist()
     size = len(tokenizer.decode(tokens.ids[held[0][0] : held[0][1]].tolist()).encode())
     assert data.bytes_per_token == pytest.approx(size / predicted)
 
@@ -181,7 +181,7 @@ def test_bytes_per_token(tmp_path: Path, tokenizer: Tokenizer, text: Path) -> No
 def test_a_corpus_smaller_than_a_sequence_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("short")
     tokens = tokenised(scan(DataConfig(sources=[str(tmp_path / "a.txt")]), quiet), tokenizer, tmp_path / "c", quiet)
-    with pytest.raises(LockstepError, match="less than one sequence of data.seq_len 64"):
+    with pytest.raises(LockstepError, match=r"less than one sequence of data\.seq_len 64"):
         dataset(tokens, 64, 0)
 
 

@@ -38,6 +38,6 @@ def test_constant() -> None:
 def test_a_schedule_longer_than_the_run_is_refused() -> None:
     with pytest.raises(LockstepError, match=r"25 steps \(schedule.warmup_steps 20 \+ schedule.decay_steps 5\)"):
         check_schedule(ScheduleConfig(kind="wsd", warmup_steps=20, decay_steps=5), 24)
-    with pytest.raises(LockstepError, match="train.steps is 5"):
+    with pytest.raises(LockstepError, match=r"train\.steps is 5"):
         check_schedule(ScheduleConfig(warmup_steps=6), 5)
     check_schedule(ScheduleConfig(warmup_steps=5), 5)

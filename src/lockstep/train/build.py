@@ -10,13 +10,11 @@ from torch import nn
 
 from lockstep.config import Config, ModelConfig
 from lockstep.errors import LockstepError
-from lockstep.model.decoder import Decoder
-from lockstep.model.init import random_decoder
-from lockstep.model.load import load
-from lockstep.model.model import Model
-from lockstep.model.tokenizer import Tokenizer
+from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
+from lockstep.model.families import check as check_family
+from lockstep.model.hash import hash_tensors
+from lockstep.model.lora import add_lora, save_adapter
 from lockstep.ops import operators
-from lockstep.train.adapters import add_adapters, export_model, weights_hash
 from lockstep.train.checkpoint import Checkpoint
 from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
 from lockstep.train.optimizer import AdamW
@@ -61,8 +59,12 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
 
 def export(run: Run, config: Config, out: Path) -> Path:
     """Write ``<out>/export``: a Hugging Face directory, or adapters alone in PEFT's format (``lora.merge`` false)."""
-    export_model(run.model, config, out / "export")
-    return out / "export"
+    path = out / "export"
+    if run.adapters_only and not config.lora.merge:
+        save_adapter(run.model.decoder, path, str(config.model), force=True)
+    else:
+        run.model.save(path, force=True)
+    return path
 
 
 def _loaded(config: Config) -> Model | None:
@@ -78,8 +80,8 @@ def _prepare(decoder: Decoder, config: Config, adapters: bool) -> str | None:
     decoder.train()
     if adapters:
         decoder.requires_grad_(False)
-        base = weights_hash(decoder)
-        add_adapters(decoder, config)
+        base = hash_tensors(sorted(decoder.named_parameters()))
+        add_lora(decoder, config.lora.rank, config.lora.alpha, config.lora.targets, config.train.seed)
         return base
     for name, parameter in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
@@ -95,14 +97,12 @@ def _data(
     if point is not None:
         tokens = open_tokens(cache, point.document("state")["data"])
         if tokens is not None:
-            return Tokenizer.from_dir(point.path / "tokenizer"), tokens
+            return Tokenizer.from_dir(point.path), tokens
     corpus = scan(config.data, report)
     tokenizer = _tokenizer(config, start)
     if tokenizer is None:
         assert isinstance(config.model, ModelConfig)
         tokenizer = trained_tokenizer(corpus, config.model.vocab_size, cache, report)
-    if start is None and isinstance(config.model, ModelConfig):
-        _check_vocabulary(config.model, tokenizer)
     return tokenizer, tokenised(corpus, tokenizer, cache, report)
 
 
@@ -116,18 +116,21 @@ def _tokenizer(config: Config, start: Model | None) -> Tokenizer | None:
     return None if start is None else start.tokenizer
 
 
-def _check_vocabulary(shape: ModelConfig, tokenizer: Tokenizer) -> None:
-    if tokenizer.vocab_size > shape.vocab_size:
+def _check_fit(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:
+    new = isinstance(config.model, ModelConfig)
+    if (new or config.data.tokenizer) and tokenizer.vocab_size > shape.vocab_size:
         raise LockstepError(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the embedding only {shape.vocab_size} rows "
             f"(model.vocab_size): set model.vocab_size to at least {tokenizer.vocab_size}"
         )
-
-
-def _check_fit(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:
-    _check_vocabulary(shape, tokenizer)
     if config.data.seq_len > shape.max_positions:
         raise LockstepError(
             f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}: "
-            "lower data.seq_len" + (", or raise model.max_positions" if isinstance(config.model, ModelConfig) else "")
+            "lower data.seq_len" + (", or raise model.max_positions" if new else "")
         )
+    if config.lora.rank and not config.lora.merge and new:
+        raise LockstepError(
+            "lora.merge: false writes adapters that name the model they belong to, and a new one has no name: "
+            "set model to a path or an alias, or lora.merge to true"
+        )
+    check_family(shape)

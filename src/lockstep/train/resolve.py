@@ -8,19 +8,24 @@ from typing import Any
 from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
-from lockstep.model.model import Model
+from lockstep.model import Model
 
 
 def resolve(
-    config: Config | Model, data: str | Sequence[str] | None, sections: Mapping[str, Mapping[str, Any]]
+    config: Config | Model,
+    data: str | Sequence[str] | Mapping[str, Any] | None,
+    sections: Mapping[str, Mapping[str, Any]],
 ) -> tuple[Config, Model | None]:
     """The configuration with the given sections' keys on top, and the model if one was given."""
-    given = config if isinstance(config, Model) else None
-    if given is None and not isinstance(config, Config):
+    if isinstance(config, Model):
+        given, tree = config, {"model": config.config.model_dump()}
+    elif isinstance(config, Config):
+        given, tree = None, config.model_dump()
+    else:
         raise LockstepError(f"Trainer: expected a Config or a Model, found {type(config).__name__}")
-    tree: dict[str, Any] = {"model": given.config.model_dump()} if given is not None else config.model_dump()  # type: ignore[union-attr]
-    for name, keys in sections.items():
+    if isinstance(data, str):
+        data = [data]
+    own = {} if data is None else data if isinstance(data, Mapping) else {"sources": list(data)}
+    for name, keys in {**sections, "data": own}.items():
         tree[name] = {**tree.get(name, {}), **keys}
-    if data is not None:
-        tree.setdefault("data", {})["sources"] = [data] if isinstance(data, str) else list(data)
     return check(Config, tree, "Trainer"), given

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config, save_config
+from lockstep.config import Config, save_config, strict_yaml
 from lockstep.errors import LockstepError
+from lockstep.model.families import FAMILIES, hf_names
+from lockstep.model.hf_config import write_config
 from lockstep.ops.device_class import device_class
 from lockstep.train.build import Run
 from lockstep.train.changes import changes, refuse_changes
@@ -28,6 +30,9 @@ from lockstep.train.checkpoint import (
     step_of,
     step_path,
 )
+
+RUN_CONFIG = "config.yaml"
+"""The resolved configuration's file, in a checkpoint and in the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Position:
 
 
 def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """The tensor files and the JSON files of a checkpoint."""
+    """The tensors (by our names) and the plain state that a checkpoint is made of."""
     tensors = {"model": {n: p.detach() for n, p in run.parameters.items()}, "optimizer": run.optimizer.state_dict()}
     state = {
         "position": asdict(at),
@@ -61,29 +66,41 @@ def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str
         "torch": torch.__version__,
         "base": run.base,
     }
-    model = run.model.config.model_dump(mode="json")
-    return tensors, {"state": state, "model_config": model, "config": config.model_dump(mode="json")}
+    return tensors, {"state": state, "config": config.model_dump(mode="json")}
 
 
 def save(run: Run, config: Config, at: Position, out: Path) -> Path:
-    """Write the checkpoint of this position and remove those that need not stay."""
+    """Write the checkpoint of this position and remove those that need not stay.
+
+    A checkpoint of a whole model is a Hugging Face directory too (float32 masters, config.json, tokenizer), so
+    ``lockstep hash`` and `load` read it as it is. Raises `LockstepError` if a weight is not finite or the disk is full.
+    """
     wrong = [name for name, p in run.parameters.items() if not torch.isfinite(p.detach()).all()]
     if wrong:
         raise LockstepError(f"not saved at step {at.step}: {wrong[0]} holds NaN or infinite weights")
     tensors, documents = snapshot(run, config, at)
+    stem, names = _weights_file(run)
+    files = {stem: {names[n]: t for n, t in tensors["model"].items()}, "optimizer": tensors["optimizer"]}
+    plain = {"state": documents["state"]}
+    if not run.adapters_only:
+        plain["config"] = write_config(run.model.config, "float32")
+
+    def extra(folder: Path) -> None:
+        save_config(config, folder / RUN_CONFIG)
+        run.model.tokenizer.save(folder)
+
     path = step_path(out, at.step)
-    save_checkpoint(path, at.step, tensors, documents, version("lockstep"), device_class(), _extra(run, config))
+    save_checkpoint(path, at.step, files, plain, version("lockstep"), device_class(), extra)
     prune(out, config.train.keep_last, config.train.keep_every)
     return path
 
 
-def _extra(run: Run, config: Config) -> Any:
-    def write(folder: Path) -> None:
-        save_config(config, folder / "config.yaml")
-        (folder / "tokenizer").mkdir()
-        run.model.tokenizer.save(folder / "tokenizer")
-
-    return write
+def _weights_file(run: Run) -> tuple[str, dict[str, str]]:
+    """The weights' file stem, and our names -> the names in it."""
+    ours = list(run.parameters)
+    if run.adapters_only:
+        return "adapters", {name: name for name in ours}
+    return "model", hf_names(ours, FAMILIES[run.model.config.family])
 
 
 def locate(directory: Path, out: Path) -> Checkpoint:
@@ -106,12 +123,13 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     state = point.document("state")
     if not allow_changes:
         refuse_changes(point.path, _differences(run, config, point, state))
-    weights, moments = point.tensors("model"), point.tensors("optimizer")
-    check_shapes(point.path, weights, run.parameters)
+    stem, names = _weights_file(run)
+    weights, moments = point.tensors(stem), point.tensors("optimizer")
+    check_shapes(point.path, weights, {names[n]: p for n, p in run.parameters.items()})
     check_shapes(point.path, moments, run.optimizer.state_dict())
     with torch.no_grad():
         for name, parameter in run.parameters.items():
-            parameter.copy_(weights[name])
+            parameter.copy_(weights[names[name]])
     at = Position(**state["position"])
     run.optimizer.load_state_dict(moments, at.updates)
     torch.set_rng_state(torch.from_numpy(np.frombuffer(base64.b64decode(state["rng"]), dtype=np.uint8).copy()))
@@ -120,11 +138,12 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
 
 
 def _differences(run: Run, config: Config, point: Checkpoint, state: dict[str, Any]) -> list[str]:
-    found = changes(point.document("config"), config.model_dump(mode="json"))
+    before = strict_yaml.parse((point.path / RUN_CONFIG).read_text(encoding="utf-8"), RUN_CONFIG)
+    found = changes(before, config.model_dump(mode="json"))
     facts = (
         ("device class", point.manifest.device_class, device_class()),
         ("torch", state["torch"], torch.__version__),
         ("corpus or tokenizer (content hash)", state["data"], run.data.tokens.about.key),
         ("base weights (hash)", state["base"], run.base),
     )
-    return found + [f"{name}: {before} -> {now}" for name, before, now in facts if before != now]
+    return found + [f"{name}: {was} -> {now}" for name, was, now in facts if was != now]

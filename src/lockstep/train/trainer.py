@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
-from lockstep.model.model import Model
+from lockstep.model import Model
 from lockstep.train.build import Run, build, export
 from lockstep.train.checkpoint import checkpoints, remove_unfinished, step_path
 from lockstep.train.display import Display
@@ -18,7 +18,7 @@ from lockstep.train.lock import run_lock
 from lockstep.train.loop import Loop
 from lockstep.train.metrics import Metrics
 from lockstep.train.resolve import resolve
-from lockstep.train.resume import Position, locate, restore, snapshot
+from lockstep.train.resume import RUN_CONFIG, Position, locate, restore, snapshot
 from lockstep.train.schedule import check_schedule
 from lockstep.train.signals import stop_on_signal
 
@@ -39,8 +39,8 @@ class Trainer:
 
     ``Trainer(Config(), "notes.txt", train={"out": "runs/notes", "steps": 100}).fit()``
 
-    config: a `Config`, or a loaded `Model` to fine-tune. data: sources that replace ``data.sources``.
-    sections: keys that replace those of the section of that name. resume: the run's own directory or one of its
+    config: a `Config`, or a loaded `Model`, which is fine-tuned in place. data: what replaces ``data.sources``, or a
+    mapping of keys of that section. sections: keys of the other sections, by section. resume: the run's own directory or one of its
     checkpoints, to go on from. allow_changes: resume although the result will not be that of one whole run.
 
     The run's directory is locked from here until `fit` ends or `close` is called. Raises `LockstepError` for
@@ -50,7 +50,7 @@ class Trainer:
     def __init__(
         self,
         config: Config | Model,
-        data: str | Sequence[str] | None = None,
+        data: str | Sequence[str] | Mapping[str, Any] | None = None,
         *,
         resume: str | Path | None = None,
         allow_changes: bool = False,
@@ -84,7 +84,7 @@ class Trainer:
         if not self._resumed:
             refuse_existing(self.out)
         with self._held, stop_on_signal() as stop:
-            save_config(self.config, self.out / "config.yaml")
+            save_config(self.config, self.out / RUN_CONFIG)
             metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard)
             self._held.callback(metrics.close)
             loop = Loop(self.run, self.config, self.out, self.position, self.display, metrics, stop)

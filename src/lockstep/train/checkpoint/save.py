@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep.errors import LockstepError
+from lockstep.model.weights.safetensors_dir import save_tensors
 from lockstep.train.checkpoint.manifest import FORMAT, MANIFEST, Manifest, describe
 
 _UNFINISHED = ".tmp-"
@@ -43,7 +43,7 @@ def save_checkpoint(
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         for stem, group in tensors.items():
-            save_file({name: t.detach().contiguous() for name, t in group.items()}, beside / f"{stem}.safetensors")
+            save_tensors({name: t.detach().contiguous() for name, t in group.items()}, beside / f"{stem}.safetensors")
         for stem, value in documents.items():
             (beside / f"{stem}.json").write_text(json.dumps(value, indent=1))
         if extra is not None:
