@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from lockstep.model.weights.gguf_header import Header, TensorInfo, read_header
 
 QUANT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """The ggml types that can be read."""
+
+_WIDE = 256
+"""Blocks in a row given to the package's dequantiser."""
 
 _KEYS = {
     "hidden_size": "embedding_length",
@@ -61,7 +65,9 @@ def _config(header: Header, source: str) -> ModelConfig:
         key = f"{architecture}.{theirs}"
         if key in metadata:
             fields[ours] = metadata[key]
-    fields["norm_eps"] = _shortest(fields.get("norm_eps", 1e-5))
+    for key in ("norm_eps", "rope_theta"):
+        if key in fields:
+            fields[key] = _shortest(fields[key])
     fields["tie_embeddings"] = "output.weight" not in header.tensors
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
@@ -132,22 +138,23 @@ def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, fi
     if kind not in QUANT_TYPES:
         raise LockstepError(f"{file}: tensor {name} is of type {kind}; supported are {', '.join(QUANT_TYPES)}")
     block, size = GGML_QUANT_SIZES[GGMLQuantizationType(info.kind)]
-    if info.offset + int(np.prod(info.shape)) // block * size > len(header.data):
+    if info.offset + prod(info.shape) // block * size > len(header.data):
         raise LockstepError(f"{file} is damaged or incomplete: it ends within tensor {name}; fetch it again")
     return Stored(info.shape, lambda: _natural(name, _read(info, header), config))
 
 
 def _read(info: TensorInfo, header: Header) -> Tensor:
-    """float32 in the file's own row order."""
+    """float32 in the file's own row order. The package works through 16 rows at a time: wide ones keep it busy."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
     kind = GGMLQuantizationType(info.kind)
     block, size = GGML_QUANT_SIZES[kind]
-    row_bytes = info.shape[-1] // block * size
-    count = int(np.prod(info.shape[:-1])) * row_bytes
-    raw = np.frombuffer(header.data, dtype=np.uint8, count=count, offset=info.offset)
-    values = dequantize(raw.reshape(*info.shape[:-1], row_bytes), kind)
-    return torch.from_numpy(np.array(values, dtype=np.float32, copy=None if values.flags.writeable else True))
+    blocks = prod(info.shape) // block
+    raw = np.frombuffer(header.data, dtype=np.uint8, count=blocks * size, offset=info.offset)
+    whole = blocks // _WIDE * _WIDE * size
+    parts = [raw[:whole].reshape(-1, _WIDE * size), raw[whole:].reshape(1, -1)]
+    values = np.concatenate([dequantize(part, kind).reshape(-1) for part in parts if part.size])
+    return torch.from_numpy(values.reshape(info.shape))
 
 
 def _natural(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:

@@ -91,8 +91,23 @@ class _Cursor:
         if kind != _ARRAY:
             return self.scalar(_SCALARS[kind])
         element, length = self.scalar("I"), self.scalar("Q")
-        if element in (_STRING, _ARRAY):
+        if element == _STRING:
+            return self._strings(length)
+        if element == _ARRAY:
             return [self.value(element) for _ in range(length)]
         values = struct.unpack_from(f"<{length}{_SCALARS[element]}", self.data, self.offset)
         self.offset += length * struct.calcsize(_SCALARS[element])
         return list(values)
+
+    def _strings(self, count: int) -> list[str]:
+        """A vocabulary: the one place where the time of a call per value shows."""
+        data, offset, unpack = self.data, self.offset, struct.Struct("<Q").unpack_from
+        found = []
+        for _ in range(count):
+            end = offset + 8 + unpack(data, offset)[0]
+            found.append(data[offset + 8 : end].decode("utf-8"))
+            offset = end
+        if offset > len(data):
+            raise IndexError("the file ends within a list of strings")
+        self.offset = offset
+        return found
