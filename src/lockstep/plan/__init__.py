@@ -1,27 +1,51 @@
 """The planner: the best parallel strategy for hardware that you do not have, computed on a laptop.
 
+search, Plan, load_plan       the best few strategies for a model on a cluster; a plan is a value and a file
+predict, Layout, Batch        step time and memory of one strategy
+calibrate, Coefficients       a few measured steps correct the description of a cluster
+load_cluster, model_shape     descriptions: devices and links; sizes of models
+activation_bytes              activation memory in closed form
 schedule, Table, StageTimes   pipeline schedules as values (made in ``lockstep.parallel.schedules``)
 balance, BalanceProblem       layers per stage and recompute per stage under the memory of every device
 simulate, Simulation          when every step of a table starts and ends, and the memory over time
-timeline_html, trace          a simulation as an interactive page, and as a trace for Perfetto; save_timeline writes both
 """
 
 from lockstep.parallel.schedules import StageTimes, Table, schedule
+from lockstep.plan.activations import activation_bytes
 from lockstep.plan.balance import Balance, balance
 from lockstep.plan.balance_problem import BalanceProblem
+from lockstep.plan.calibrate import Measured, calibrate
+from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.planfile import Plan, load_plan
+from lockstep.plan.predict import Prediction, predict
+from lockstep.plan.search import search
+from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import Simulation, simulate
-from lockstep.plan.timeline import save_timeline, timeline_html, trace
 
 __all__ = [
     "Balance",
     "BalanceProblem",
+    "Batch",
+    "Cluster",
+    "Coefficients",
+    "Layout",
+    "Measured",
+    "ModelShape",
+    "Plan",
+    "Prediction",
     "Simulation",
     "StageTimes",
     "Table",
+    "activation_bytes",
     "balance",
-    "save_timeline",
+    "calibrate",
+    "load_cluster",
+    "load_plan",
+    "model_shape",
+    "predict",
     "schedule",
+    "search",
     "simulate",
-    "timeline_html",
-    "trace",
 ]

@@ -41,6 +41,11 @@ class Device:
     memory_efficiency: float
     launch_us: float
 
+    @property
+    def capacity(self) -> float:
+        """Bytes that a process can use: vendors' GB of device memory are GiB, of which the driver keeps about 2 %."""
+        return self.memory_gb * 2**30 * 0.98
+
 
 @dataclass(frozen=True)
 class Level:

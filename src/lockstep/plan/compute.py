@@ -17,6 +17,8 @@ _KERNELS_FORWARD, _KERNELS_BACKWARD = 26, 48
 """Kernels that a framework launches for a layer."""
 _FLASH_FORWARD, _FLASH_BACKWARD = 0.65, 0.5
 """Fraction of the matrix efficiency that fused attention reaches (arXiv 2307.08691, figure 5, on A100)."""
+_RING = 1.1
+"""Context parallelism runs attention in smaller blocks and merges partial results: an estimate."""
 _HEAD_BYTES = 60.0
 """Memory traffic of float32 logits, softmax, loss and their backward, per logit: about 15 passes."""
 _SCORES_FORWARD, _SCORES_BACKWARD = 13.0, 19.0
@@ -132,6 +134,7 @@ def _linear(m: Any, n: Any, k: Any, machine: _Machine, count: Any = 1.0) -> Any:
 def _attention(rows: Columns, machine: _Machine) -> tuple[Column, Column]:
     """Forward and backward of the attention core."""
     flops = 4.0 * rows.micro_batch * rows.seq * rows.seq * rows.query / (rows.tp * rows.cp)
+    flops = flops * np.where(rows.cp > 1, _RING, 1.0)
     # Fused kernels skip what the causal mask hides; their backward recomputes the scores (5 products to 2).
     flash = machine.flops(flops / 2, _FLASH_FORWARD)
     flash_back = machine.flops(flops / 2 * 2.5, _FLASH_BACKWARD)

@@ -28,7 +28,7 @@ class StepTime:
 
     ``compute``: the slowest stage's own work. ``exposed_*``: communication that nothing hides, per axis.
     ``forward``, ``input_gradient`` (with what is recomputed), ``weight_gradient``: one micro-batch on a middle
-    stage, communication included; ``last`` the whole micro-batch on the last stage; ``hop`` one transfer.
+    stage, communication included; ``slowest`` the whole micro-batch on the slowest stage; ``hop`` one transfer.
     """
 
     step: Column
@@ -44,7 +44,7 @@ class StepTime:
     forward: Column
     input_gradient: Column
     weight_gradient: Column
-    last: Column
+    slowest: Column
     head: Column
     hop: Column
 
@@ -102,7 +102,7 @@ def step_time(rows: Columns, cluster: Cluster, factors: Coefficients, dtype: str
         forward=parts[0],
         input_gradient=parts[1],
         weight_gradient=parts[2],
-        last=last,
+        slowest=slowest,
         head=head,
         hop=hop,
     )
@@ -149,19 +149,22 @@ def _pipeline_transfers(rows: Columns, cluster: Cluster, factors: Coefficients) 
 
 
 def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
-    """Idle time of the critical device: closed forms of the schedules for equal stages (arXiv 2104.04473, 2401.10241,
-    2405.15362; DualPipeV: the DeepSeek-V3 report, arXiv 2412.19437)."""
+    """Step time beyond the slowest stage's own work: closed forms of the schedules for equal stages.
+
+    arXiv 2104.04473, 2401.10241 (ZB-H2 with its ramp, as a step that starts on all devices at once pays it), 2405.15362,
+    2412.19437. The finalists of a search are simulated instead.
+    """
     p = rows.pp - 1
-    v_half = p * (f + b + w) / 3 + p * np.abs(f - w) / 2
+    uneven = np.abs(f - b) + np.abs(b - w)  # V schedules are tight only for F = B = W; slopes from the simulator
     dualpipe = p * np.maximum(0.0, f + 2 * (b + w) - 3 * w + f - b) / 2
     forms = {
         "gpipe": p * (f + b + w),
         "1f1b": p * (f + b + w),
         "interleaved": p * (f + b + w) / rows.chunks,
         "zb-h1": p * np.maximum(f, f + b - w),
-        "zb-h2": p * np.maximum(0.0, f + b - 2 * w),
-        "zb-v": p * (np.abs(f - b) + np.abs(b - w)) / 2,
-        "v-half": v_half,
+        "zb-h2": p * np.maximum(f, f + b - 2 * w),
+        "zb-v": p * 1.25 * uneven,
+        "v-half": p * (0.42 * (f + b + w) + 1.1 * uneven),
         "dualpipe-v": dualpipe,
     }
     return np.choose(rows.schedule.astype(int), [forms[name] for name in SCHEDULES])

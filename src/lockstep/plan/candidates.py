@@ -1,0 +1,176 @@
+"""Every layout worth looking at for a model on a cluster, as columns; pinned values are never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.columns import Column
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
+from lockstep.plan.shape import ModelShape
+
+Pins = Mapping[str, Any]
+
+PINNABLE = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute")
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
+_CHUNKS = (2, 3, 4, 5, 6, 8)
+_SHORTEST_SLICE = 2048
+"""Context parallelism below this many tokens per rank only costs."""
+
+
+def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None = None) -> dict[str, Column]:
+    """Arrays by the names of ``Layout``'s fields, one row per layout; codes for schedule and recompute.
+
+    Raises LockstepError if the pins contradict the cluster, the model or the batch, or if nothing factors.
+    """
+    fixed = check_pins(pins or {}, shape, cluster, batch)
+    meshes = _meshes(shape, cluster, batch, fixed)
+    rows = [(*mesh, *choice) for mesh in meshes for choice in _choices(shape, batch, mesh, fixed)]
+    if not rows:
+        raise LockstepError(_nothing(shape, cluster, batch, fixed))
+    names = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "fsdp", "schedule", "chunks", "recompute")
+    return dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
+
+
+def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) -> dict[str, Any]:
+    """The pins with their types, or a LockstepError that says what is wrong and what to change."""
+    from difflib import get_close_matches
+
+    fixed: dict[str, Any] = {}
+    for key, value in pins.items():
+        if key not in PINNABLE:
+            near = get_close_matches(key, PINNABLE, n=1, cutoff=0.0)[0]
+            raise LockstepError(f"pin {key!r} is unknown: the nearest is {near!r}; known are {', '.join(PINNABLE)}.")
+        words = {"schedule": SCHEDULES, "recompute": RECOMPUTE}.get(key)
+        if words is not None:
+            if value not in words:
+                raise LockstepError(f"pin {key}={value}: expected one of {', '.join(words)}.")
+            fixed[key] = value
+            continue
+        if isinstance(value, bool) or not str(value).isdigit():
+            raise LockstepError(f"pin {key}={value}: expected a whole number.")
+        fixed[key] = int(value)
+        if fixed[key] < (0 if key == "fsdp" else 1) or (key == "fsdp" and fixed[key] > 3):
+            raise LockstepError(f"pin {key}={value}: expected {'0 to 3' if key == 'fsdp' else 'at least 1'}.")
+    degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
+    together = int(np.prod(list(degrees.values()))) if degrees else 1
+    if cluster.devices % together:
+        said = " x ".join(f"{key} {value}" for key, value in degrees.items())
+        options = _divisors(cluster.devices)
+        shown = ", ".join(map(str, options[:12])) + (", ..." if len(options) > 12 else "")
+        raise LockstepError(
+            f"pins {said} = {together} do not factor the {cluster.devices} devices: the product must divide "
+            f"{cluster.devices} (its divisors are {shown})."
+        )
+    return fixed
+
+
+def _meshes(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> list[tuple[int, int, int, int, int]]:
+    """(pp, dp, cp, tp, ep) that multiply to the devices and divide heads, sequence, experts and batch."""
+    found = []
+    for tp, cp in product(_tensor(shape, cluster, pins), _context(batch, cluster, pins)):
+        if cluster.devices % (tp * cp):
+            continue
+        rest = cluster.devices // (tp * cp)
+        for pp in [pins["pp"]] if "pp" in pins else _divisors(rest):
+            if rest % pp or pp > shape.layers or ("dp" in pins and pins["dp"] != rest // pp):
+                continue
+            dp = rest // pp
+            if batch.sequences % dp == 0:
+                found += [(pp, dp, cp, tp, ep) for ep in _experts(shape, dp * cp, pins)]
+    return found
+
+
+def _choices(
+    shape: ModelShape, batch: Batch, mesh: tuple[int, int, int, int, int], pins: Pins
+) -> list[tuple[int, int, int, int, int]]:
+    """(micro_batch, fsdp, schedule, chunks, recompute) for one mesh."""
+    pp, dp, cp, _, _ = mesh
+    per_rank = batch.sequences // dp
+    sizes = [n for n in ([pins["micro_batch"]] if "micro_batch" in pins else _MICRO_BATCHES) if per_rank % n == 0]
+    levels = [pins["fsdp"]] if "fsdp" in pins else _levels(pp, dp * cp)
+    # Fused attention never keeps scores: selective recomputation has nothing to drop.
+    kinds = [pins["recompute"]] if "recompute" in pins else ["none", "full"]
+    if "recompute" not in pins and shape.attention == "unfused":
+        kinds.append("selective")
+    found = []
+    for size in sizes:
+        for name, chunks in _schedules(shape.layers, pp, per_rank // size, pins):
+            codes = (SCHEDULES.index(name), chunks)
+            found += [(size, level, *codes, RECOMPUTE.index(kind)) for level in levels for kind in kinds]
+    return found
+
+
+def _schedules(layers: int, pp: int, micro_batches: int, pins: Pins) -> list[tuple[str, int]]:
+    """Schedules with their chunks that can run with so many layers, stages and micro-batches."""
+    if pp == 1 and pins.get("schedule", "1f1b") == "1f1b":
+        return [("1f1b", 1)] if pins.get("chunks", 1) == 1 else []
+    if pp == 1:
+        return [(pins["schedule"], 1)] if pins.get("chunks", 1) == 1 and pins["schedule"] not in TWO_CHUNKS else []
+    found: list[tuple[str, int]] = []
+    for name in [pins["schedule"]] if "schedule" in pins else SCHEDULES:
+        if name == "interleaved":
+            # Micro-batches go round in groups of pp.
+            found += [(name, v) for v in sorted({*_CHUNKS, pins.get("chunks", 2)}) if v > 1 and micro_batches % pp == 0]
+        elif name in TWO_CHUNKS:
+            if micro_batches >= 2 * pp:
+                found.append((name, 2))
+        else:
+            found.append((name, 1))
+    return [(n, v) for n, v in found if layers >= pp * v and pins.get("chunks", v) == v]
+
+
+def _tensor(shape: ModelShape, cluster: Cluster, pins: Pins) -> list[int]:
+    if "tp" in pins:
+        if shape.heads % pins["tp"]:
+            fits = [n for n in _divisors(shape.heads) if cluster.devices % n == 0]
+            raise LockstepError(
+                f"pin tp={pins['tp']} does not divide the {shape.heads} attention heads of {shape.name}: "
+                f"use one of {', '.join(map(str, fits))}."
+            )
+        return [pins["tp"]]
+    # Key heads are split or repeated, never cut; beyond a node the sums of every layer cross the network.
+    whole = [n for n in _divisors(shape.heads) if shape.kv_heads % n == 0 or n % shape.kv_heads == 0]
+    return [n for n in whole if n <= cluster.node and cluster.devices % n == 0]
+
+
+def _context(batch: Batch, cluster: Cluster, pins: Pins) -> list[int]:
+    if "cp" in pins:
+        if batch.seq % pins["cp"]:
+            raise LockstepError(f"pin cp={pins['cp']} does not divide the sequence of {batch.seq} tokens.")
+        return [pins["cp"]]
+    powers = [2**n for n in range(11)]
+    return [n for n in powers if n == 1 or (batch.seq % n == 0 and batch.seq // n >= _SHORTEST_SLICE)]
+
+
+def _experts(shape: ModelShape, group: int, pins: Pins) -> list[int]:
+    if not shape.experts:
+        return [1] if pins.get("ep", 1) == 1 else []
+    options = [pins["ep"]] if "ep" in pins else _divisors(shape.experts)
+    return [n for n in options if shape.experts % n == 0 and group % n == 0]
+
+
+def _levels(pp: int, group: int) -> list[int]:
+    if group == 1:
+        return [0]
+    # With a pipeline, sharded gradients or weights would travel for every micro-batch: pinned only.
+    return [0, 1, 2, 3] if pp == 1 else [0, 1]
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _nothing(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> str:
+    said = "".join(f" {key}={value}" for key, value in pins.items())
+    pinned = f" with{said} pinned" if said else ""
+    return (
+        f"{cluster.devices} devices do not factor into pp x dp x cp x tp for {shape.name}{pinned}: tp must divide "
+        f"{shape.heads} heads, pp at most {shape.layers} layers, dp x micro_batch must divide {batch.sequences} "
+        f"sequences. Change the number of devices, the global batch (a multiple of the devices works), or the pins."
+    )

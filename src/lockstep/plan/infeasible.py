@@ -1,0 +1,57 @@
+"""What to say when no layout fits in memory: how much is missing, which knob or which cluster would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstep.errors import LockstepError
+from lockstep.plan.candidates import Pins, candidates
+from lockstep.plan.cluster import Cluster, cluster_names, load_cluster
+from lockstep.plan.columns import columns
+from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.memory import memory
+from lockstep.plan.shape import ModelShape
+
+_DOUBLINGS = 10
+
+
+def cannot_hold(
+    shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None, nearest: Layout, needed: float
+) -> str:
+    """The message for a model that a cluster cannot hold: the nearest layout, what it lacks, and what would hold it."""
+    room = cluster.device.capacity
+    lines = (
+        f"{cluster.name} cannot hold {shape.name} ({shape.parameters / 1e9:.3g} B parameters): the leanest layout, "
+        f"{nearest.describe()}, needs {needed / 1e9:.3g} GB per device, {(needed - room) / 1e9:.3g} GB more than the "
+        f"{room / 1e9:.3g} GB of a {cluster.device.name}. "
+    )
+    would = _more_devices(shape, cluster, batch, pins) + _other_devices(shape, cluster, batch, pins)
+    if pins and _smallest(shape, cluster, batch, None) <= room:
+        would.insert(0, "the same cluster without the pins")
+    return lines + ("What would: " + ", or ".join(would) + "." if would else "No described cluster of this size would.")
+
+
+def _more_devices(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> list[str]:
+    for doubling in range(1, _DOUBLINGS + 1):
+        larger = replace(cluster, devices=cluster.devices * 2**doubling)
+        if _smallest(shape, larger, batch, pins) <= cluster.device.capacity:
+            return [f"{larger.devices}x{cluster.device.name}"]
+    return []
+
+
+def _other_devices(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> list[str]:
+    """The described device with the least memory that holds the model on as many devices."""
+    others = [load_cluster(f"{cluster.devices}x{name}") for name in cluster_names()]
+    for other in sorted(others, key=lambda c: c.device.memory_gb):
+        larger = other.device.memory_gb > cluster.device.memory_gb
+        if larger and _smallest(shape, other, batch, pins) <= other.device.capacity:
+            return [other.name]
+    return []
+
+
+def _smallest(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> float:
+    """Bytes per device of the leanest layout; infinite if nothing factors."""
+    try:
+        return float(memory(columns(shape, candidates(shape, cluster, batch, pins), batch)).total.min())
+    except LockstepError:
+        return float("inf")

@@ -1,0 +1,110 @@
+"""One layout on one cluster: predicted step time, memory and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.errors import LockstepError
+from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.layout import Batch, Layout, check_layout
+from lockstep.plan.memory import PARTS, Memory, memory
+from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.steptime import StepTime, step_time
+
+AXES = ("tp", "cp", "ep", "pp", "dp")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step is predicted to take. Times in seconds, memory in GB (1e9 bytes) of the fullest rank.
+
+    ``parts`` sums to ``step_s``: compute (slowest stage), bubble, exposed communication per axis, optimizer, host.
+    ``memory_parts`` sums to ``memory_gb``. ``mfu``: model FLOPs (no recomputation) over the peak rate. ``bubble``:
+    fraction of the step. ``simulated``: the bubble is from the event simulator, not from the closed form.
+    """
+
+    step_s: float
+    tokens_s: float
+    mfu: float
+    bubble: float
+    exposed: dict[str, float]
+    parts: dict[str, float]
+    memory_gb: float
+    memory_parts: dict[str, float]
+    fits: bool
+    simulated: bool = False
+
+
+def predict(
+    model: str | Path | Mapping[str, Any] | ModelShape,
+    layout: Layout,
+    cluster: str | Cluster,
+    batch: Batch,
+    coefficients: Coefficients | None = None,
+    dtype: str = "bf16",
+) -> Prediction:
+    """Predicted step time and memory of one layout.
+
+    ``model``: a name, config.json, sizes or a shape; ``cluster``: such as ``"64xH100"`` or a ``Cluster``;
+    ``coefficients``: from ``calibrate`` (default: as the cluster is described). Raises LockstepError if the layout
+    does not suit the model, the batch or the number of devices; one that exceeds the memory has ``fits=False``.
+    """
+    shape = model_shape(model)
+    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    check_layout(layout, shape, batch, place.devices)
+    check_dtype(place, dtype)
+    rows = layout_columns(shape, [layout], batch)
+    factors = coefficients or Coefficients()
+    return prediction(shape, rows, step_time(rows, place, factors, dtype), memory(rows), 0, place, batch, dtype)
+
+
+def check_dtype(cluster: Cluster, dtype: str) -> None:
+    """Raise LockstepError if the device has no matrix rate for the dtype."""
+    if dtype not in cluster.device.matrix_tflops:
+        known = ", ".join(cluster.device.matrix_tflops)
+        raise LockstepError(f"dtype {dtype!r}: {cluster.device.name} is described for {known}; choose one of them.")
+
+
+def prediction(
+    shape: ModelShape,
+    rows: Columns,
+    times: StepTime,
+    held: Memory,
+    row: int,
+    cluster: Cluster,
+    batch: Batch,
+    dtype: str,
+    bubble: float | None = None,
+) -> Prediction:
+    """Row ``row`` of evaluated columns as a value; ``bubble``: seconds, from the simulator."""
+    simulated = bubble is not None
+    idle = float(times.bubble[row]) if bubble is None else bubble
+    step = float(times.step[row]) - float(times.bubble[row]) + idle
+    exposed = {axis: float(getattr(times, f"exposed_{axis}")[row]) for axis in AXES}
+    parts = {
+        "compute": float(times.compute[row]),
+        "bubble": idle,
+        **{f"{axis} communication": value for axis, value in exposed.items()},
+        "optimizer": float(times.optimizer[row]),
+        "host": float(times.host[row]),
+    }
+    flops = shape.flops_per_token(batch.seq) * batch.tokens
+    peak = cluster.devices * cluster.device.matrix_tflops[dtype] * 1e12
+    total = float(held.total[row])
+    return Prediction(
+        step_s=step,
+        tokens_s=batch.tokens / step,
+        mfu=flops / (step * peak),
+        bubble=idle / step,
+        exposed=exposed,
+        parts=parts,
+        memory_gb=total / 1e9,
+        memory_parts={name: float(getattr(held, name)[row]) / 1e9 for name in PARTS},
+        fits=total <= cluster.device.capacity,
+        simulated=simulated,
+    )

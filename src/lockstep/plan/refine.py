@@ -1,0 +1,92 @@
+"""The finalists of a search: uneven layers per stage, and the bubble from the event simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from lockstep.parallel.schedules import StageTimes, Table, schedule
+from lockstep.plan.columns import Columns
+from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Layout
+from lockstep.plan.simulate import simulate
+from lockstep.plan.steptime import StepTime
+
+_STEADY = 3
+"""After this many rounds of micro-batches per stage a schedule repeats: more are extrapolated."""
+_WEIGHT = {"zb-v": 12.0, "v-half": 6.0, "dualpipe-v": 2.0}
+"""Cost of making a table, per step, against the classic schedules."""
+
+
+def uneven(layout: Layout, layers: int, head_layers: float) -> list[Layout]:
+    """The layout and its variants with fewer layers on the last stage, which also has the head.
+
+    ``head_layers``: the head's time in layers. Only for one chunk per device, where stages can be cut anywhere.
+    """
+    if layout.pp == 1 or layout.chunks > 1 or layout.layers_per_stage:
+        return [layout]
+    found = [layout]
+    even = -(-layers // layout.pp)
+    for last in {max(1, even - round(head_layers)), max(1, even - int(head_layers) - 1), max(1, even - 1)}:
+        base, more = divmod(layers - last, layout.pp - 1)
+        if base < 1:
+            continue
+        # The fuller stages stand at the end of the row: the first stages hold the most micro-batches.
+        cut = [base] * (layout.pp - 1 - more) + [base + 1] * more + [last]
+        found.append(replace(layout, layers_per_stage=tuple(cut)))
+    return found
+
+
+def simulation_cost(rows: Columns, row: int) -> float:
+    """Steps to simulate, in steps of a classic schedule."""
+    name = SCHEDULES[int(rows.schedule[row])]
+    return _simulated(rows, row) * float(rows.pp[row] * rows.chunks[row]) * 3 * _WEIGHT.get(name, 1.0)
+
+
+def simulated_bubble(rows: Columns, times: StepTime, row: int, layout: Layout) -> float:
+    """Seconds of bubble and head imbalance beyond the slowest stage's own work, from the event simulator."""
+    m, used = int(rows.micro_batches[row]), _simulated(rows, row)
+    name, chunks = SCHEDULES[int(rows.schedule[row])], int(rows.chunks[row])
+    stages = _stage_times(rows, times, row, layout)
+    table = _table(name, layout.pp, used, chunks)
+    # Transfers are counted in the closed form's pp part; only the order of the work is simulated here.
+    run = simulate(table, stages)
+    f, b, w = stages.grids(layout.pp, chunks)
+    busiest = max(sum(f[i]) + sum(b[i]) + sum(w[i]) for i in range(layout.pp))
+    return max(0.0, run.makespan + (m - used) * busiest - m * float(times.slowest[row]))
+
+
+def _simulated(rows: Columns, row: int) -> int:
+    """Micro-batches that are simulated: a whole number of rounds."""
+    m, p = int(rows.micro_batches[row]), int(rows.pp[row])
+    return m if m <= _STEADY * p else _STEADY * p + m % p
+
+
+@lru_cache(maxsize=256)
+def _table(name: str, stages: int, micro_batches: int, chunks: int) -> Table:
+    return schedule(name, stages, micro_batches, chunks=chunks)
+
+
+def _stage_times(rows: Columns, times: StepTime, row: int, layout: Layout) -> StageTimes:
+    """Times per device and chunk: layers of the stage, the head where the last layers are."""
+    p, v = layout.pp, layout.chunks
+    layers = layout.layers_per_stage or _spread(int(rows.layers[row]), p * v)
+    unit = float(rows.layers[row]) / p
+    parts = [float(getattr(times, n)[row]) / unit for n in ("forward", "input_gradient", "weight_gradient")]
+    cells = [[[part * layers[_group(layout, d, c)] for c in range(v)] for d in range(p)] for part in parts]
+    device, chunk = next((d, c) for d in range(p) for c in range(v) if _group(layout, d, c) == p * v - 1)
+    for grid in cells:
+        grid[device][chunk] += float(times.head[row]) / 3
+    return StageTimes(cells[0], cells[1], cells[2])
+
+
+def _group(layout: Layout, device: int, chunk: int) -> int:
+    """Which group of layers a chunk holds: in V placement, or round after round."""
+    if layout.schedule in TWO_CHUNKS:
+        return device if chunk == 0 else 2 * layout.pp - 1 - device
+    return chunk * layout.pp + device
+
+
+def _spread(layers: int, groups: int) -> list[int]:
+    """As even as it goes, the last group (which has the head) among the shorter."""
+    base, more = divmod(layers, groups)
+    return [base + (i < more) for i in range(groups)]

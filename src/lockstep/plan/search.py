@@ -1,0 +1,137 @@
+"""The search: every candidate by closed form, the best hundred refined and simulated, the best few as plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.plan.candidates import Pins, candidates
+from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.columns import Column, Columns, columns, layout_columns
+from lockstep.plan.infeasible import cannot_hold
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.memory import memory
+from lockstep.plan.planfile import Plan
+from lockstep.plan.predict import Prediction, check_dtype, prediction
+from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
+from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.steptime import StepTime, step_time
+
+_FINALISTS = 100
+_SIMULATED_STEPS = 40_000
+"""Simulation stops after so many steps of work (a few seconds); the finalists after it keep their closed form."""
+
+
+def search(
+    model: str | Path | Mapping[str, Any] | ModelShape,
+    cluster: str | Cluster,
+    *,
+    seq: int,
+    global_batch_tokens: int,
+    pins: Pins | None = None,
+    top: int = 5,
+    coefficients: Coefficients | None = None,
+    dtype: str = "bf16",
+) -> list[Plan]:
+    """The best ``top`` plans, fastest first, all of which fit in memory.
+
+    ``global_batch_tokens`` is rounded down to whole sequences of ``seq`` tokens. ``pins``: values of
+    ``Layout``'s fields that must not change, such as ``{"tp": 8}``. Raises LockstepError when nothing factors, or when
+    no layout fits in memory (with what would).
+    """
+    shape = model_shape(model)
+    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    check_dtype(place, dtype)
+    batch = make_batch(global_batch_tokens, seq)
+    factors = coefficients or Coefficients()
+    table = candidates(shape, place, batch, pins)
+    rows = columns(shape, table, batch)
+    held = memory(rows).total
+    fitting = held <= place.device.capacity
+    if not fitting.any():
+        raise LockstepError(cannot_hold(shape, place, batch, pins, _layout(table, int(np.argmin(held))), held.min()))
+    seconds = np.where(fitting, step_time(rows, place, factors, dtype).step, np.inf)
+    order = np.argsort(seconds, kind="stable")[:_FINALISTS]
+    finalists = [_layout(table, int(i)) for i in order if np.isfinite(seconds[i])]
+    ranked = _refine(shape, finalists, place, batch, factors, dtype)
+    plans = [Plan(shape, place.name, batch, layout, found) for layout, found in ranked[: max(1, top)]]
+    return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
+
+
+def make_batch(global_batch_tokens: int, seq: int) -> Batch:
+    """Whole sequences of a global batch given in tokens."""
+    if seq < 1 or global_batch_tokens < seq:
+        raise LockstepError(
+            f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {max(seq, 1)}."
+        )
+    return Batch(global_batch_tokens // seq, seq)
+
+
+def _layout(table: dict[str, Column], row: int) -> Layout:
+    whole = {name: int(column[row]) for name, column in table.items()}
+    return Layout(
+        **{**whole, "schedule": SCHEDULES[whole["schedule"]], "recompute": RECOMPUTE[whole["recompute"]]}  # type: ignore[arg-type]
+    )
+
+
+def _refine(
+    shape: ModelShape, finalists: list[Layout], place: Cluster, batch: Batch, factors: Coefficients, dtype: str
+) -> list[tuple[Layout, Prediction]]:
+    """Finalists with their best cut into stages, simulated where there is a pipeline, fastest first."""
+    rows = layout_columns(shape, finalists, batch)
+    times = step_time(rows, place, factors, dtype)
+    layer = (times.slowest - times.head) / np.maximum(rows.last_layers, 1)
+    variants = [
+        variant
+        for i, layout in enumerate(finalists)
+        for variant in uneven(layout, shape.layers, float(times.head[i] / layer[i]))
+    ]
+    rows = layout_columns(shape, variants, batch)
+    times, held = step_time(rows, place, factors, dtype), memory(rows)
+    best: dict[Layout, int] = {}
+    for i in np.argsort(times.step, kind="stable"):
+        key = _without_layers(variants[i])
+        if held.total[i] <= place.device.capacity and key not in best:
+            best[key] = int(i)
+    chosen = sorted(best.values(), key=lambda i: float(times.step[i]))
+    bubbles = _simulate(rows, times, variants, chosen)
+    found = [
+        (variants[i], prediction(shape, rows, times, held, i, place, batch, dtype, bubbles.get(i))) for i in chosen
+    ]
+    return sorted(found, key=lambda pair: pair[1].step_s)
+
+
+def _without_layers(layout: Layout) -> Layout:
+    return replace(layout, layers_per_stage=())
+
+
+def _simulate(rows: Columns, times: StepTime, layouts: list[Layout], chosen: list[int]) -> dict[int, float]:
+    """Bubbles by row, in the order of the closed form until the allowance of steps is spent."""
+    bubbles, left = {}, float(_SIMULATED_STEPS)
+    for i in chosen:
+        cost = simulation_cost(rows, i)
+        if layouts[i].pp == 1 or cost > left:
+            continue
+        left -= cost
+        bubbles[i] = simulated_bubble(rows, times, i, layouts[i])
+    return bubbles
+
+
+def _compared(plan: Plan, best: Plan) -> Plan:
+    """The plan with the reasons why it is slower than the best: the parts that grew most."""
+    mine, its = plan.prediction, best.prediction
+    change = {name: mine.parts[name] - its.parts[name] for name in mine.parts}
+    grown = sorted(change.items(), key=lambda item: -item[1])
+    worth = 0.001 * its.step_s
+    reasons = [f"{name} +{value:.3g} s" for name, value in grown if value > worth][:3]
+    saved = [f"{name} {value:.3g} s" for name, value in reversed(grown) if value < -worth][:2]
+    text = f"{100 * (mine.step_s / its.step_s - 1):.1f} % slower"
+    text += f": {', '.join(reasons)}" if reasons else ""
+    text += f" (gains {', '.join(saved)})" if saved else ""
+    return replace(plan, worse=text)
