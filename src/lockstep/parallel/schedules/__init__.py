@@ -5,9 +5,10 @@ Table      the value: printed, saved, loaded, compared, executed by the runtime,
 check      is a table valid? messages: who sends what to whom, in which order
 """
 
-from lockstep.parallel.schedules.check import check, walk
+from lockstep.parallel.schedules.check import check
 from lockstep.parallel.schedules.messages import Message, messages
 from lockstep.parallel.schedules.named import NAMES, schedule
+from lockstep.parallel.schedules.program import walk
 from lockstep.parallel.schedules.table import ScheduleError, Step, Table, load_table, table_from_dict
 from lockstep.parallel.schedules.times import StageTimes
 

@@ -40,6 +40,10 @@ class _Builder:
         self.devices, self.micro_batches, self.comm = devices, micro_batches, comm
         self.fill_before_forward, self.fill_before_backward = fill
         self.cap = 2 * len(devices)
+        down, up = [None, *devices[:-1]], [*devices[1:], None]
+        local: list[_Device | None] = [None] * len(devices)
+        # The neighbour that the input of a step comes from; None if it comes from the same device.
+        self.sources = {("F", 0): down, ("F", 1): up, ("B", 1): down, ("B", 0): up, ("W", 0): local, ("W", 1): local}
         self.most_idle = 0.0
         self.most_before = max(device.idle_before for device in devices)
 
@@ -55,39 +59,33 @@ class _Builder:
 
     def put(self, s: int, kind: str, chunk: int) -> None:
         device = self.devices[s]
-        micro_batch = device.done(kind, chunk)
+        ends = device.ends[kind, chunk]
         start = max(device.now, self.arrival(s, kind, chunk) or 0.0)
         if device.steps:
             device.idle += start - device.now
             self.most_idle = max(self.most_idle, device.idle)
         device.now = start + device.cost[kind][chunk]
         device.held += {"F": 1, "B": 0, "W": -1}[kind]
-        device.ends[kind, chunk].append(device.now)
-        device.steps.append(Step(kind, micro_batch, chunk))
+        device.steps.append(Step(kind, len(ends), chunk))
+        ends.append(device.now)
         if kind == "B":
             device.weights.append(chunk)
 
     def put_weight(self, s: int) -> None:
         self.put(s, "W", self.devices[s].weights.popleft())
 
-    def source(self, s: int, kind: str, chunk: int) -> int | None:
-        """The neighbour that the input of a forward or backward comes from; None if it comes from this device."""
-        if kind == "W":
-            return None
-        neighbour = s - 1 if (kind == "F") == (chunk == 0) else s + 1
-        return neighbour if 0 <= neighbour < len(self.devices) else None
-
     def arrival(self, s: int, kind: str, chunk: int) -> float | None:
         """When the input of the next such step arrives from a neighbour; None if it is here, or not yet planned."""
-        source = self.source(s, kind, chunk)
-        if source is None or not self.planned(s, kind, chunk):
+        source = self.sources[kind, chunk][s]
+        if source is None:
             return None
-        return self.devices[source].ends[kind, chunk][self.devices[s].done(kind, chunk)] + self.comm
+        made, number = source.ends[kind, chunk], len(self.devices[s].ends[kind, chunk])
+        return made[number] + self.comm if number < len(made) else None
 
     def planned(self, s: int, kind: str, chunk: int) -> bool:
         """Whether what produces the input of the next such step has been placed."""
-        source, number = self.source(s, kind, chunk), self.devices[s].done(kind, chunk)
-        return source is None or number < self.devices[source].done(kind, chunk)
+        source = self.sources[kind, chunk][s]
+        return source is None or len(self.devices[s].ends[kind, chunk]) < len(source.ends[kind, chunk])
 
     def left(self, s: int, kind: str, chunk: int) -> bool:
         return self.devices[s].done(kind, chunk) < self.micro_batches

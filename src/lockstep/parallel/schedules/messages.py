@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lockstep.parallel.schedules.check import Need, gives, needs
+from lockstep.parallel.schedules.dependencies import Need, gives, needs
 from lockstep.parallel.schedules.table import Table
 
 

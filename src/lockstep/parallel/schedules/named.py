@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+from lockstep.parallel.schedules.check import check
 from lockstep.parallel.schedules.classic import gpipe, interleaved, one_f_one_b
 from lockstep.parallel.schedules.controllable import v_half, v_min
 from lockstep.parallel.schedules.greedy import greedy
@@ -68,8 +69,7 @@ def schedule(
         table = FIXED[name](stages, micro_batches)
     if activation_cap is not None and name not in GREEDY:
         _check_cap(table, _per_device(activation_cap, stages))
-    assert table.program, "every generator makes valid tables; laying one out checks it"
-    return table
+    return check(table)
 
 
 def peak(table: Table, device: int) -> float:
