@@ -1,0 +1,68 @@
+"""The measured peaks, and the device class that the processor's own flags give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.ops import build, peaks
+from lockstep.ops.device_class import device_class, instruction_sets
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Small products: what is tested is how the numbers are made, not the machine."""
+    measures = (peaks.matrix_peak, peaks.torch_rate, peaks.contract_rate, peaks.read_bandwidth)
+    monkeypatch.setattr(peaks, "_LARGEST", 128)
+    for measure in measures:
+        measure.cache_clear()
+    yield
+    for measure in measures:
+        measure.cache_clear()
+
+
+def test_the_peak_is_the_best_of_what_can_multiply(monkeypatch):
+    rates = {("torch", torch.float32): 40e9, ("torch", torch.bfloat16): 1e9}
+    rates |= {("contract", torch.float32): 30e9, ("contract", torch.bfloat16): 50e9}
+    monkeypatch.setattr(peaks, "torch_rate", lambda dtype: rates["torch", dtype])
+    monkeypatch.setattr(peaks, "contract_rate", lambda dtype: rates["contract", dtype])
+    monkeypatch.setattr(build, "is_built", lambda isa: True)
+    assert peaks.matrix_peak(torch.bfloat16) == 50e9
+    assert peaks.matrix_peak(torch.float32) == 40e9, "a bfloat16 rate says nothing about float32"
+    peaks.matrix_peak.cache_clear()
+    monkeypatch.setattr(build, "is_built", lambda isa: False)
+    assert peaks.matrix_peak(torch.bfloat16) == 40e9, "bfloat16 values can be multiplied in float32"
+
+
+def test_rates_are_positive_and_measured_once():
+    first = peaks.torch_rate(torch.float32)
+    assert first > 1e6
+    assert peaks.torch_rate(torch.float32) == first
+    assert peaks.read_bandwidth() > 1e7
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux tells its processor's flags there")
+def test_the_device_class_follows_the_processors_flags():
+    flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
+    expected = (
+        "cpu-avx512-bf16" if "avx512_bf16" in flags else "cpu-fma" if {"avx2", "fma"} <= {*flags} else "cpu-generic"
+    )
+    assert device_class() == expected
+    assert ("avx2" in instruction_sets()) == ("avx2" in flags)
+
+
+@pytest.mark.parametrize(
+    ("sets", "name"),
+    [
+        ({"avx2", "fma3", "avx512_f", "avx512_bf16"}, "cpu-avx512-bf16"),
+        ({"avx2", "fma3", "avx512_f"}, "cpu-fma"),
+        ({"avx2", "fma3"}, "cpu-fma"),
+        ({"avx2"}, "cpu-generic"),
+        (set(), "cpu-generic"),
+    ],
+)
+def test_the_device_class_of_other_machines(monkeypatch, sets, name):
+    monkeypatch.setattr("lockstep.ops.device_class.instruction_sets", lambda: frozenset(sets))
+    assert device_class() == name
