@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from serve_tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
 def model():
+    torch.set_num_threads(1)  # the tests share the machine: waiting threads cost more than they give
     return tiny_model()
 
 

@@ -1,0 +1,223 @@
+"""The engine: its interface, and the bits of what it returns."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from serve_tiny import page_bytes, tiny_model
+
+from lockstep.errors import LockstepError
+from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams
+
+
+def same_bits(a: list[float], b: torch.Tensor) -> bool:
+    """Equal as raw float32 bytes; a must hold float32 values."""
+    narrow = np.asarray(a, dtype=np.float32)
+    assert narrow.astype(np.float64).tolist() == a, "not float32 values"
+    return narrow.tobytes() == b.numpy().tobytes()
+
+
+def bits(completion: Completion) -> tuple:
+    return completion.token_ids, completion.logprobs, completion.prompt_logprobs, completion.text
+
+
+def mixed_requests(count: int, vocabulary: int) -> list[tuple[list[int], SamplingParams]]:
+    """Prompts of 1 to 300 tokens, half behind a shared prefix of 150; greedy and sampled, stops and penalties."""
+    draw = random.Random(5)
+    shared = [draw.randrange(3, vocabulary) for _ in range(150)]
+    requests = []
+    for i in range(count):
+        prompt = [draw.randrange(3, vocabulary) for _ in range(draw.choice([1, 7, 63, 64, 65, 150]))]
+        params = SamplingParams(
+            temperature=draw.choice([0.0, 0.7, 1.0]), top_p=draw.choice([1.0, 0.8]), top_k=draw.choice([0, 20]),
+            frequency_penalty=draw.choice([0.0, 0.5]), repetition_penalty=draw.choice([1.0, 1.2]), seed=i,
+            max_tokens=draw.choice([1, 5, 40, 70]), logprobs=draw.choice([0, 3]), ignore_eos=True,
+            prompt_logprobs=draw.choice([None, None, 0]), stop=draw.choice([(), (" the",)]),
+        )  # fmt: skip
+        requests.append((shared + prompt if i % 2 else prompt, params))
+    return requests
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_batch_gives_the_bits_of_each_alone_and_of_the_training_forward(dtype):
+    model = tiny_model(dtype)
+    requests = mixed_requests(16, model.config.vocab_size)
+    prompts, params = [r[0] for r in requests], [r[1] for r in requests]
+    together = Engine(model, kv_memory=40 * page_bytes(model), max_batch_tokens=100, debug=True)
+    batch = together.generate(prompts, params)
+    again = together.generate(prompts, params)  # behind a warm cache
+    assert any(completion.cached_tokens for completion in again)
+    alone = Engine(model, kv_memory=40 * page_bytes(model), prefix_cache=False, debug=True)
+    for prompt, one, mine, warm in zip(prompts, params, batch, again, strict=True):
+        (single,) = alone.generate([prompt], one)
+        assert bits(mine) == bits(single) == bits(warm)
+        teacher = model.logprobs(prompt + mine.token_ids)
+        assert same_bits(mine.logprobs, teacher[len(prompt) - 1 :])
+        if one.prompt_logprobs is not None:
+            assert same_bits(mine.prompt_logprobs, teacher[: len(prompt) - 1])
+
+
+def test_sliding_windows_and_qk_norms_give_the_same_bits(model):
+    model = tiny_model(qk_norm=True, sliding_window=70, layer_windows=(True, False), post_norms=True)
+    prompts = [[(7 * i + j) % 300 + 3 for j in range(n)] for i, n in enumerate((5, 100, 200))]
+    engine = Engine(model, max_batch_tokens=64, kv_memory=20 * page_bytes(model), debug=True)
+    for prompt, c in zip(
+        prompts, engine.generate(prompts, SamplingParams(max_tokens=40, logprobs=0, seed=1)), strict=True
+    ):
+        assert same_bits(c.logprobs, model.logprobs(prompt + c.token_ids)[len(prompt) - 1 :])
+
+
+@pytest.mark.parametrize("budget", [1, 3, 64, 500])
+def test_the_chunk_size_changes_nothing(model, budget):
+    prompt = [i % 300 + 3 for i in range(200)]
+    params = SamplingParams(max_tokens=5, logprobs=2, prompt_logprobs=1, seed=3)
+    (chunked,) = Engine(model, max_batch_tokens=budget).generate([prompt], params)
+    (whole,) = Engine(model, max_batch_tokens=1000).generate([prompt], params)
+    assert (bits(chunked), chunked.top_logprobs) == (bits(whole), whole.top_logprobs)
+
+
+def test_preempted_requests_give_the_same_bits(model):
+    prompts = [[i + 3] * 100 for i in range(6)]
+    params = SamplingParams(max_tokens=90, logprobs=0, seed=2, ignore_eos=True)
+    small = Engine(model, kv_memory=9 * page_bytes(model), debug=True)
+    outputs = small.generate(prompts, params)
+    assert small.stats().preemptions > 0
+    assert small.stats().pages_used == 0
+    large = Engine(model, kv_memory=100 * page_bytes(model))
+    assert list(map(bits, outputs)) == list(map(bits, large.generate(prompts, params)))
+    assert large.stats().preemptions == 0
+
+
+def test_choices_are_those_of_their_seed_and_number(model):
+    params = SamplingParams(n=3, seed=11, max_tokens=20)
+    choices = Engine(model).generate(["the quick", "def f"], params)
+    assert [(c.prompt, c.choice) for c in choices] == [(p, c) for p in range(2) for c in range(3)]
+    assert len({c.text for c in choices[:3]}) == 3
+    (first,) = Engine(model).generate(["the quick"], SamplingParams(seed=11, max_tokens=20))
+    assert first.token_ids == choices[0].token_ids
+
+
+def test_a_drawn_seed_is_told_and_repeats_the_output(model):
+    engine = Engine(model)
+    (first,) = engine.generate(["fox"], SamplingParams(max_tokens=20))
+    (other,) = engine.generate(["fox"], SamplingParams(max_tokens=20))
+    (again,) = engine.generate(["fox"], SamplingParams(max_tokens=20, seed=first.seed))
+    assert first.seed != other.seed
+    assert again.token_ids == first.token_ids != other.token_ids
+
+
+def test_the_text_is_the_decoding_of_the_tokens(model):
+    for completion in Engine(model).generate(["a", "Köln", "x = "] * 4, SamplingParams(max_tokens=60, ignore_eos=True)):
+        assert completion.text == model.tokenizer.decode(completion.token_ids)
+        assert completion.finish_reason == "length"
+
+
+def test_stop_strings_stop_tokens_and_end_tokens(model):
+    engine = Engine(model)
+    (free,) = engine.generate(["the"], SamplingParams(max_tokens=60, seed=4, ignore_eos=True))
+    stop = free.text[8:11]
+    (stopped,) = engine.generate(["the"], SamplingParams(max_tokens=60, seed=4, stop=(stop,), ignore_eos=True))
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    token = free.token_ids[6]
+    (by_id,) = engine.generate(["the"], SamplingParams(max_tokens=60, seed=4, stop_token_ids=(token,), ignore_eos=True))
+    assert by_id.token_ids == free.token_ids[: free.token_ids.index(token) + 1]
+    assert (by_id.finish_reason, by_id.stop_reason) == ("stop", token)
+    assert by_id.text == model.tokenizer.decode(by_id.token_ids[:-1])
+    end = min(model.tokenizer.eos_ids)
+    (ended,) = engine.generate(["the"], SamplingParams(max_tokens=60, logit_bias={end: 100}))
+    assert (ended.token_ids, ended.text, ended.finish_reason) == ([end], "", "stop")
+
+
+def test_cached_tokens_are_the_truth(model):
+    engine = Engine(model, debug=True)
+    prompt = [i % 300 + 3 for i in range(200)]
+    (cold,) = engine.generate([prompt], SamplingParams(max_tokens=3, seed=1))
+    before = engine.stats().computed_tokens
+    (warm,) = engine.generate([prompt], SamplingParams(max_tokens=3, seed=1))
+    assert (cold.cached_tokens, warm.cached_tokens) == (0, 192)
+    assert engine.stats().computed_tokens - before == 200 - 192 + 2
+    engine.clear_cache()
+    assert engine.generate([prompt], SamplingParams(max_tokens=3))[0].cached_tokens == 0
+
+
+def test_abort_frees_the_pages_at_once(model):
+    engine = Engine(model, prefix_cache=False, debug=True)
+    kept = engine.add_request([5] * 10, SamplingParams(max_tokens=5))
+    gone = engine.add_request([6] * 300, SamplingParams(max_tokens=500, n=2))
+    for _ in range(3):
+        engine.step()
+    used = engine.stats().pages_used
+    outputs = engine.abort(gone)
+    assert [o.finish_reason for o in outputs] == ["abort", "abort"]
+    assert engine.stats().pages_used == 1 < used
+    assert engine.abort(gone) == []
+    ended = []
+    while engine.has_work():
+        ended += engine.step()
+    assert {o.request for o in ended} == {kept}
+    assert engine.stats().pages_used == 0
+
+
+def test_timeout_ends_a_request(model):
+    engine = Engine(model)
+    engine.add_request([5] * 10, SamplingParams(max_tokens=900, ignore_eos=True), timeout=0.2)
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step()
+    assert outputs[-1].finish_reason == "timeout"
+    assert sum(len(o.token_ids) for o in outputs) < 900
+
+
+def test_max_tokens_zero_scores_the_prompt(model):
+    prompt = [5, 6, 7, 8]
+    (scored,) = Engine(model).generate([prompt], SamplingParams(max_tokens=0, prompt_logprobs=0))
+    assert scored.token_ids == []
+    assert same_bits(scored.prompt_logprobs, model.logprobs(prompt))
+
+
+def test_top_logprobs_are_the_largest_of_the_row(model):
+    (c,) = Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=5, seed=1))
+    row = model.ops.log_softmax(model.logits([5, 6, 7])[-1:])[0]
+    values, ids = row.sort(descending=True, stable=True)
+    assert list(c.top_logprobs[0]) == ids[:5].tolist()
+    assert same_bits(list(c.top_logprobs[0].values()), values[:5])
+
+
+def test_what_does_not_fit_is_refused(model):
+    engine = Engine(model, kv_memory=2 * page_bytes(model), max_queue=3)
+    with pytest.raises(PromptTooLong, match=r"holds 128 tokens, but the prompt has 120 and max_tokens asks for 9"):
+        engine.add_request([5] * 120, SamplingParams(max_tokens=9))
+    with pytest.raises(LockstepError, match="token id 99999"):
+        engine.add_request([99999])
+    with pytest.raises(LockstepError, match="no tokens"):
+        engine.add_request([])
+    engine.add_request([5] * 120, SamplingParams(max_tokens=8))
+    with pytest.raises(QueueFull, match="try again"):
+        engine.add_request([5], SamplingParams(n=3))
+    with pytest.raises(LockstepError, match="a few pages"):
+        Engine(model, kv_memory=100)
+    with pytest.raises(LockstepError, match="list of prompts"):
+        engine.generate([1, 2, 3])
+
+
+def test_a_model_without_a_tokenizer_serves_token_ids(model):
+    from lockstep.model.model import Model
+
+    bare = Model(model.decoder, None, model.ops, model.dtype)
+    params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
+    (ours,) = Engine(bare).generate([[5, 6]], params)
+    assert (ours.token_ids, ours.text) == (Engine(model).generate([[5, 6]], params)[0].token_ids, "")
+
+
+def test_nan_weights_end_the_request_with_a_reason():
+    model = tiny_model()
+    model.decoder.norm.weight.data.fill_(float("nan"))
+    engine = Engine(model)
+    engine.add_request([5, 6])
+    (output,) = engine.step()
+    assert output.finish_reason == "abort"
+    assert "NaN" in output.error
