@@ -8,6 +8,8 @@ activation_bytes              activation memory in closed form
 schedule, Table, StageTimes   pipeline schedules as values (made in ``lockstep.parallel.schedules``)
 balance, BalanceProblem       layers per stage and recompute per stage under the memory of every device
 simulate, Simulation          when every step of a table starts and ends, and the memory over time
+search_schedule               a table for uneven stage times under a memory cap
+timeline_html, trace          a simulation as a page to pan and zoom, and as a trace for Perfetto; save_timeline
 """
 
 from lockstep.parallel.schedules import StageTimes, Table, schedule
@@ -21,8 +23,10 @@ from lockstep.plan.layout import Batch, Layout
 from lockstep.plan.planfile import Plan, load_plan
 from lockstep.plan.predict import Prediction, predict
 from lockstep.plan.search import search
+from lockstep.plan.search_schedule import search_schedule
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import Simulation, simulate
+from lockstep.plan.timeline import save_timeline, timeline_html, trace
 
 __all__ = [
     "Balance",
@@ -45,7 +49,11 @@ __all__ = [
     "load_plan",
     "model_shape",
     "predict",
+    "save_timeline",
     "schedule",
     "search",
+    "search_schedule",
     "simulate",
+    "timeline_html",
+    "trace",
 ]
