@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from lockstep.errors import LockstepError
-from lockstep.plan.cluster import Cluster
+from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
 from lockstep.plan.columns import Column, Columns, join, layout_columns
 from lockstep.plan.layout import Batch, Layout
@@ -45,8 +47,6 @@ def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: Cluster | N
     ``sequences``, ``seq`` and ``step_s``. ``cluster``: what they ran on (default: A100-80).
     Raises LockstepError without rows or for a time that is not positive.
     """
-    from lockstep.plan.cluster import load_cluster
-
     measured = [row if isinstance(row, Measured) else measured_row(row) for row in rows]
     if not measured:
         raise LockstepError("calibrate: no measured steps given: it needs at least one row with step_s.")
@@ -67,6 +67,19 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
         raise LockstepError(
             f"calibrate: a row needs model, layout, sequences, seq and step_s; this one fails on {error}: {dict(row)}"
         ) from error
+
+
+def load_measured(path: str | Path) -> list[Measured]:
+    """A YAML or JSON file with a list of rows, each as ``measured_row`` takes it."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise LockstepError(f"calibrate: {path} cannot be read as YAML or JSON: {error}") from error
+    if not isinstance(content, list):
+        raise LockstepError(
+            f"calibrate: {path} must hold a list of rows with model, layout, sequences, seq and step_s."
+        )
+    return [measured_row(row) for row in content]
 
 
 def measured_columns(rows: Sequence[Measured]) -> Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from itertools import product
 from typing import Any
 
@@ -39,8 +40,6 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
 
 def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) -> dict[str, Any]:
     """The pins with their types, or a LockstepError that says what is wrong and what to change."""
-    from difflib import get_close_matches
-
     fixed: dict[str, Any] = {}
     for key, value in pins.items():
         if key not in PINNABLE:
@@ -61,11 +60,12 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
     together = int(np.prod(list(degrees.values()))) if degrees else 1
     if cluster.devices % together:
         said = " x ".join(f"{key} {value}" for key, value in degrees.items())
+        total = f" = {together}" if len(degrees) > 1 else ""
         options = _divisors(cluster.devices)
         shown = ", ".join(map(str, options[:12])) + (", ..." if len(options) > 12 else "")
         raise LockstepError(
-            f"pins {said} = {together} do not factor the {cluster.devices} devices: the product must divide "
-            f"{cluster.devices} (its divisors are {shown})."
+            f"pinned {said}{total} does not divide the {cluster.devices} devices: pin a divisor of "
+            f"{cluster.devices} ({shown})."
         )
     return fixed
 

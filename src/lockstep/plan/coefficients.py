@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
 import numpy as np
+import yaml
 
+from lockstep.errors import LockstepError
 from lockstep.plan.columns import Column, Columns
 
 Key = tuple[int, ...]
@@ -52,6 +55,10 @@ class Coefficients:
     """On the bandwidth between pipeline stages."""
     layer: Mapping[Key, float] = field(default_factory=dict)
 
+    def factors(self) -> dict[str, float]:
+        """The physical factors by name, without those of layer shapes."""
+        return {name: float(getattr(self, name)) for name in FITTED}
+
     def layer_factor(self, rows: Columns) -> Column:
         """The factor on the layer time of every row, shape ``[rows]``."""
         if not self.layer:
@@ -94,3 +101,22 @@ def layer_keys(rows: Columns) -> list[Key]:
         rows.tp, rows.cp, rows.ep, rows.recompute,
     )  # fmt: skip
     return [tuple(int(value) for value in row) for row in zip(*parts, strict=True)]
+
+
+def save_coefficients(factors: Coefficients, path: str | Path) -> None:
+    """Write a YAML file that ``load_coefficients`` reads."""
+    layers = [{"shape": list(key), "factor": value} for key, value in factors.layer.items()]
+    content = {"coefficients": 1, "factors": factors.factors(), "layers": layers}
+    Path(path).write_text(yaml.safe_dump(content, sort_keys=False, default_flow_style=None), encoding="utf-8")
+
+
+def load_coefficients(path: str | Path) -> Coefficients:
+    """Read what ``save_coefficients`` wrote. Raises LockstepError for any other file."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        layers = {tuple(int(n) for n in layer["shape"]): float(layer["factor"]) for layer in content["layers"]}
+        return Coefficients(**{name: float(value) for name, value in content["factors"].items()}, layer=layers)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise LockstepError(
+            f"{path} is no coefficients file ({error}): `lockstep plan calibrate STEPS.yaml` writes one."
+        ) from error

@@ -50,6 +50,8 @@ def transfer(size: Any, stride: Any, cluster: Cluster, factors: Coefficients) ->
     return _TRANSFER_CALLS * latency * factors.transfer_latency + size / (rate * factors.transfer_bandwidth)
 
 
+_SHORT_RING = 0.3
+"""A ring of n ranks reaches 1 - 0.3 / n of the bus bandwidth: nccl-tests on 2, 4 and 8 A100s (vTrain artefact)."""
 _TRANSFER_CALLS = 3.0
 """A send, a receive and the wait of the host between pipeline stages, in collective latencies."""
 
@@ -62,7 +64,7 @@ def _over_levels(
         within = _within(ranks, stride, level.size, last=i + 1 == len(cluster.levels))
         met = within / inside
         rate = level.gb_s * 1e9 * (factors.node_bandwidth if i == 0 else factors.network_bandwidth)
-        moved = passes * (met - 1) / met * size / inside / rate
+        moved = passes * (met - 1) / met * size / inside / (rate * (1 - _SHORT_RING / met))
         waited = level.latency_us * factors.latency + level.hop_us * factors.hop * _hops(met, i)
         seconds = seconds + np.where(met > 1, moved + waited * 1e-6, 0.0)
         inside = within

@@ -151,8 +151,8 @@ def _pipeline_transfers(rows: Columns, cluster: Cluster, factors: Coefficients) 
 def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
     """Step time beyond the slowest stage's own work: closed forms of the schedules for equal stages.
 
-    arXiv 2104.04473, 2401.10241 (ZB-H2 with its ramp, as a step that starts on all devices at once pays it), 2405.15362,
-    2412.19437. The finalists of a search are simulated instead.
+    arXiv 2104.04473, 2401.10241 (ZB-H2 with its ramp, which a step that starts on all devices at once pays),
+    2405.15362, 2412.19437. The finalists of a search are simulated instead.
     """
     p = rows.pp - 1
     uneven = np.abs(f - b) + np.abs(b - w)  # V schedules are tight only for F = B = W; slopes from the simulator

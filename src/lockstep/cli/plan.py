@@ -1,0 +1,93 @@
+"""`lockstep plan`: the best parallel strategies for a model on a cluster, before any of it is rented."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.errors import LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.plan import Coefficients
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A model's name, config.json, directory or YAML; or `calibrate`.")],
+    measured: Annotated[Path | None, typer.Argument(help="With `calibrate`: a YAML or JSON list of steps.")] = None,
+    cluster: Annotated[str, typer.Option(help="Devices, such as 64xH100, or 64xmine.yaml.")] = "8xH100",
+    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 8192,
+    global_batch_tokens: Annotated[str, typer.Option(help="Tokens per optimizer step: 4M = 4 x 2^20.")] = "4M",
+    pin: Annotated[list[str] | None, typer.Option(help="KEY=VALUE that must not change, such as tp=8.")] = None,
+    top: Annotated[int, typer.Option(help="How many plans to show.")] = 5,
+    dtype: Annotated[str, typer.Option(help="Compute dtype of matrix products.")] = "bf16",
+    coefficients: Annotated[Path | None, typer.Option(help="A file from `lockstep plan calibrate`.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.  [default: plan.yaml or coefficients.yaml]")] = None,
+) -> None:
+    """Find the best parallel strategy for a model on a cluster."""
+    if model == "calibrate":
+        return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
+    from lockstep.plan import search
+    from lockstep.plan.report import report
+
+    started = time.perf_counter()
+    plans = search(
+        model,
+        cluster,
+        seq=seq,
+        global_batch_tokens=tokens(global_batch_tokens),
+        pins=pins(pin or []),
+        top=top,
+        coefficients=_coefficients(coefficients),
+        dtype=dtype,
+    )
+    path = out or Path("plan.yaml")
+    plans[0].save(path)
+    typer.echo(report(plans, cluster))
+    typer.echo(f"\nwrote {path} in {time.perf_counter() - started:.1f} s")
+    return None
+
+
+def tokens(text: str) -> int:
+    """A number of tokens with K, M or G (powers of 1024) behind it."""
+    number, unit = (text[:-1], text[-1].upper()) if text and text[-1].isalpha() else (text, "")
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (KeyError, ValueError) as error:
+        raise LockstepError(f"--global-batch-tokens {text!r}: expected a number such as 4M or 4194304.") from error
+
+
+def pins(given: list[str]) -> dict[str, str]:
+    """KEY=VALUE texts as a mapping."""
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise LockstepError(f"--pin {text!r}: expected KEY=VALUE, such as --pin tp=8.")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _coefficients(path: Path | None) -> Coefficients | None:
+    from lockstep.plan.coefficients import load_coefficients
+
+    return load_coefficients(path) if path else None
+
+
+def _calibrate(measured: Path | None, cluster: str, out: Path) -> None:
+    from lockstep.plan import calibrate, load_cluster
+    from lockstep.plan.calibrate import load_measured
+    from lockstep.plan.coefficients import save_coefficients
+
+    if measured is None:
+        raise LockstepError("plan calibrate needs a file of measured steps: lockstep plan calibrate steps.yaml.")
+    rows = load_measured(measured)
+    found = calibrate(rows, load_cluster(cluster))
+    save_coefficients(found, out)
+    typer.echo(f"fitted {len(rows)} measured steps on {cluster}; wrote {out}")
+    for name, value in found.factors().items():
+        typer.echo(f"  {name:20s} {value:.3f}")

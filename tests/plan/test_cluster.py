@@ -1,0 +1,63 @@
+"""Cluster descriptions: names, counts, own files and mistakes."""
+
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.plan import load_cluster
+from lockstep.plan.cluster import cluster_names
+
+ASKED = ["A100-40", "A100-80", "H100", "H200", "B200", "V100", "Ascend-910B"]
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_library(name):
+    cluster = load_cluster(f"16x{name}")
+    assert (cluster.devices, cluster.device.name, cluster.node) == (16, name, 8)
+    assert cluster.device.matrix_tflops["bf16"] > 100
+    assert cluster.sources  # each number says where it is from
+    assert cluster.levels[0].gb_s > cluster.levels[1].gb_s
+
+
+def test_library_is_complete():
+    assert sorted(ASKED) == cluster_names()
+
+
+def test_alias_and_case():
+    assert load_cluster("8xa100").device.name == "A100-80"
+    assert load_cluster("8 x 910B").device.name == "Ascend-910B"
+
+
+def test_unknown_device_names_the_nearest():
+    with pytest.raises(LockstepError, match="unknown device 'H10': the nearest name is 'H100'"):
+        load_cluster("64xH10")
+    with pytest.raises(LockstepError, match="nearest name is 'Ascend-910B'"):
+        load_cluster("64xascend-910")
+
+
+def test_count_is_needed():
+    with pytest.raises(LockstepError, match="write for example 8xH100"):
+        load_cluster("H100")
+    with pytest.raises(LockstepError, match="no devices"):
+        load_cluster("0xH100")
+
+
+def test_own_file(tmp_path):
+    from lockstep.plan.cluster import _LIBRARY
+
+    text = (_LIBRARY / "H100.yaml").read_text().replace("name: H100", "name: Mine\ndevices: 4", 1)
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert load_cluster(str(file)).devices == 4
+    assert load_cluster(f"32x{file}").name == "32xMine"
+    file.write_text(text.replace("cores:", "kores:"))
+    with pytest.raises(LockstepError, match="kores"):
+        load_cluster(str(file))
+    with pytest.raises(LockstepError, match="does not exist"):
+        load_cluster("4xnowhere.yaml")
+
+
+def test_with_level():
+    slower = load_cluster("16xH100").with_level("network", gb_s=10)
+    assert slower.levels[1].gb_s == 10
+    with pytest.raises(LockstepError, match="levels are node, network"):
+        slower.with_level("rack", gb_s=1)
