@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_dataset_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(LockstepError, match="pip install datasets"):
         read("hf:some/dataset")
 
@@ -176,6 +178,32 @@ def test_bytes_per_token(tmp_path: Path, tokenizer: Tokenizer, text: Path) -> No
     held = tokens.documents[tokens.held_out].tolist()
     size = len(tokenizer.decode(tokens.ids[held[0][0] : held[0][1]].tolist()).encode())
     assert data.bytes_per_token == pytest.approx(size / predicted)
+
+
+def test_bytes_per_token_of_answers_counts_answers_only(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    talks = [
+        [{"role": "user", "content": f"question {i} " * 9}, {"role": "assistant", "content": "yes"}] for i in range(9)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    config = DataConfig(sources=[str(tmp_path / "a.jsonl")], held_out=0.4, assistant_only=True)
+    tokens = tokenised(scan(config, quiet), tokenizer, tmp_path / "c", quiet)
+    answer = "yes<|im_end|>\n"
+    assert tokens.about.held_out_bytes == int(tokens.held_out.sum()) * len(answer) > 0
+    assert dataset(tokens, 128, 0).bytes_per_token == len(answer) / len(tokenizer.encode(answer))
+
+
+def test_a_dataset_of_the_library_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in for the library: what it is asked for, and that its rows are taken."""
+    asked: list[tuple[str, str]] = []
+
+    def load_dataset(name: str, split: str) -> list[dict[str, str]]:
+        asked.append((name, split))
+        return [{"body": "one"}, {"body": "two"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert [d.text for d in read("hf:some/name:test", text_field="body")] == ["one", "two"]
+    read("hf:some/name", text_field="body")
+    assert asked == [("some/name", "test"), ("some/name", "train")]
 
 
 def test_a_corpus_smaller_than_a_sequence_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:

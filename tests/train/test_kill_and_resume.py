@@ -145,9 +145,11 @@ def test_two_trainers_on_one_directory(tmp_path: Path, config_file: Path) -> Non
     assert f"{out} is in use by process {first.pid}" in printed
     first.kill()
     first.join()
-    # The lock died with its process; what is left is no run yet, so the directory can be used.
-    code, printed = finish(["train", str(config_file), "--out", str(out), "--steps", "2"], tmp_path / "three")
+    # The lock died with its process. There is no checkpoint yet, so to go on means to begin.
+    again = ["train", str(config_file), "--out", str(out), "--steps", "2", "--resume"]
+    code, printed = finish(again, tmp_path / "three")
     assert code == 0, printed
+    assert "begins again at its first step" in printed
 
 
 def test_changes_that_change_bits_are_refused(tmp_path: Path, config_file: Path, whole: Path) -> None:

@@ -42,7 +42,7 @@ def test_documents_that_fit_are_not_cut(lengths: list[int]) -> None:
 
 def tokens(tmp_path: Path, documents: list[list[int]], counts: list[list[int]] | None = None) -> Tokens:
     kept = counts or [None] * len(documents)  # type: ignore[list-item]
-    encoded = [Encoded(ids, k, len(ids), False) for ids, k in zip(documents, kept, strict=True)]
+    encoded = [Encoded(ids, k, len(ids), len(ids), False) for ids, k in zip(documents, kept, strict=True)]
     return write_tokens(tmp_path, "key", 300, counts is not None, encoded, lambda done: None)
 
 
@@ -72,6 +72,6 @@ def test_tokens_that_do_not_count_have_no_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(65536, "uint16"), (65537, "uint32")])
 def test_token_width(tmp_path: Path, vocab: int, dtype: str) -> None:
-    found = write_tokens(tmp_path, "k", vocab, False, [Encoded([vocab - 1], None, 1, False)], lambda done: None)
+    found = write_tokens(tmp_path, "k", vocab, False, [Encoded([vocab - 1], None, 1, 1, False)], lambda done: None)
     assert found.about.dtype == dtype
     assert found.ids[0] == vocab - 1

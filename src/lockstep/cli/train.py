@@ -26,17 +26,22 @@ def train(
 ) -> None:
     """Train or fine-tune a model on text; a stopped run goes on bit for bit with --resume."""
     from lockstep.train.report import plan_lines, result_lines
-    from lockstep.train.trainer import Trainer, refuse_existing
+    from lockstep.train.trainer import Trainer, begun, refuse_existing
 
     options = {"model": model, "train.out": out, "train.steps": steps, "lora.rank": lora_rank}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     if data:
         overrides.append(f"data.sources={_yaml_list(data)}")
     config = _configuration(file, overrides, out, resume, resume_from)
-    if not resume and resume_from is None:
-        refuse_existing(Path(config.train.out))
-    point = resume_from if resume_from is not None else Path(config.train.out) if resume else None
+    directory = Path(config.train.out)
+    point = resume_from
+    if resume and resume_from is None and not begun(directory):
+        point = directory
+    elif resume_from is None:
+        refuse_existing(directory)
     trainer = Trainer(config, resume=point, allow_changes=allow_changes)
+    if resume and point is None:
+        trainer.display.note(f"{directory} has no checkpoint yet: the run begins again at its first step")
     for line in plan_lines(trainer):
         trainer.display.note(line)
     for line in result_lines(trainer, trainer.fit()):

@@ -11,17 +11,17 @@ def plan_lines(trainer: Trainer) -> Iterator[str]:
     """Parameters, data and steps, before training begins."""
     run, config = trainer.run, trainer.config
     train, decoder = config.train, run.model.decoder
-    everything = sum(p.numel() for p in decoder.parameters())
+    whole = sum(p.numel() for p in decoder.parameters())
     training = sum(p.numel() for p in run.parameters.values())
-    what = f"{everything / 1e6:.2f} M parameters"
+    what = f"{amount(whole)} parameters"
     yield f"model     {run.model.config.family}, " + (
         what
-        if training == everything
-        else f"{what}, of which {training / 1e6:.2f} M adapters train (rank {config.lora.rank})"
+        if training == whole
+        else f"{what}, of which {amount(training)} in adapters train (rank {config.lora.rank})"
     )
     about, count = run.data.tokens.about, len(run.data.training)
     yield (
-        f"data      {', '.join(config.data.sources)}: {about.bytes / 1e6:.1f} MB, {about.tokens / 1e6:.2f} M tokens, "
+        f"data      {', '.join(config.data.sources)}: {amount(about.bytes)}B, {amount(about.tokens)} tokens, "
         f"{count:,} sequences of {config.data.seq_len}, {len(run.data.held_out):,} held out"
     )
     sequences = train.micro_batch * train.micro_batches
@@ -31,7 +31,7 @@ def plan_lines(trainer: Trainer) -> Iterator[str]:
         return
     yield (
         f"training  steps {trainer.position.step + 1}-{train.steps}: {train.micro_batches} x {train.micro_batch} "
-        f"sequences a step, about {left * sequences * config.data.seq_len / 1e6:.2f} M tokens, "
+        f"sequences a step, about {amount(left * sequences * config.data.seq_len)} tokens, "
         f"{train.steps * sequences / count:.2f} epochs in all"
     )
     yield f"numbers   {train.dtype} compute, float32 masters, numerics {train.numerics}, seed {train.seed}"
@@ -49,3 +49,11 @@ def result_lines(trainer: Trainer, result: Result) -> Iterator[str]:
         yield f"checkpoint {result.checkpoint}"
     if result.export is not None:
         yield f"export     {result.export}"
+
+
+def amount(number: float) -> str:
+    """A count in three or four figures: 512, 80.3 k, 5.48 M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"

@@ -13,6 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.model import Model
 from lockstep.train.build import Run, build, export
 from lockstep.train.checkpoint import checkpoints, remove_unfinished, step_path
+from lockstep.train.data import remove_unfinished_data
 from lockstep.train.display import Display
 from lockstep.train.lock import run_lock
 from lockstep.train.loop import Loop
@@ -40,8 +41,9 @@ class Trainer:
     ``Trainer(Config(), "notes.txt", train={"out": "runs/notes", "steps": 100}).fit()``
 
     config: a `Config`, or a loaded `Model`, which is fine-tuned in place. data: what replaces ``data.sources``, or a
-    mapping of keys of that section. sections: keys of the other sections, by section. resume: the run's own directory or one of its
-    checkpoints, to go on from. allow_changes: resume although the result will not be that of one whole run.
+    mapping of keys of that section. sections: keys of the other sections, by section. resume: the run's own
+    directory or one of its checkpoints, to go on from. allow_changes: resume although the result will not be that of
+    one whole run.
 
     The run's directory is locked from here until `fit` ends or `close` is called. Raises `LockstepError` for
     whatever is wrong with configuration, data, directory or checkpoint.
@@ -67,6 +69,7 @@ class Trainer:
             stack.enter_context(run_lock(self.out))
             stack.enter_context(self.display)
             remove_unfinished(step_path(self.out, 0).parent)
+            remove_unfinished_data(self.out / "data")
             point = None if resume is None else locate(Path(resume), self.out)
             self.run: Run = build(self.config, given, self.out, self.display.preparing, point)
             if point is not None:
@@ -110,6 +113,11 @@ class Trainer:
     def close(self) -> None:
         """Give up the run's directory without training."""
         self._held.close()
+
+
+def begun(out: Path) -> bool:
+    """Whether a run was started here and died before its first checkpoint."""
+    return (out / RUN_CONFIG).exists() and not checkpoints(out)
 
 
 def refuse_existing(out: Path) -> None:

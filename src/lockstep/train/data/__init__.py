@@ -5,7 +5,7 @@ from lockstep.train.data.dataset import Dataset, dataset
 from lockstep.train.data.order import batch_at, sequence_at
 from lockstep.train.data.packing import Batch, Sequences, batch_of, pack
 from lockstep.train.data.sources import Document, documents
-from lockstep.train.data.tokens import Tokens, open_tokens
+from lockstep.train.data.tokens import Tokens, open_tokens, remove_unfinished_data
 
 __all__ = [
     "Batch",
@@ -21,6 +21,7 @@ __all__ = [
     "documents",
     "open_tokens",
     "pack",
+    "remove_unfinished_data",
     "scan",
     "sequence_at",
     "tokenised",

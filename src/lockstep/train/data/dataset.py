@@ -35,8 +35,13 @@ class Dataset:
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes of held-out text per predicted token."""
-        return self.tokens.about.held_out_bytes / max(int(self.held_out.lengths.sum()), 1)
+        """UTF-8 bytes of scored held-out text per token that is predicted in it."""
+        counts, sequences = self.tokens.counts, self.held_out
+        predicted = int(sequences.lengths.sum())
+        if counts is not None:
+            pieces = zip(sequences.starts.tolist(), sequences.lengths.tolist(), strict=True)
+            predicted = sum(int(counts[start + 1 : start + 1 + length].sum()) for start, length in pieces)
+        return self.tokens.about.held_out_bytes / max(predicted, 1)
 
     @property
     def training_tokens(self) -> int:

@@ -26,9 +26,11 @@ def encode(documents: Iterable[tuple[Document, bool]], tokenizer: Tokenizer, ass
             size = len(document.plain.encode())
             if document.messages:
                 ids, counts = _chat(document, tokenizer, assistant_only)
+                shown = ids if counts is None else [i for i, c in zip(ids, counts, strict=True) if c]
+                scored = len(tokenizer.decode(shown, skip_special=False).encode())
+                yield Encoded(ids, counts, size, scored, held_out)
             else:
-                ids, counts = _enclosed(next(texts).ids, tokenizer), None
-            yield Encoded(ids, counts, size, held_out)
+                yield Encoded(_enclosed(next(texts).ids, tokenizer), None, size, size, held_out)
 
 
 def _enclosed(ids: list[int], tokenizer: Tokenizer) -> list[int]:

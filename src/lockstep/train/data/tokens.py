@@ -25,7 +25,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class About:
-    """What stands in ``about.json``. bytes: UTF-8 bytes of text, of all and of the held-out documents."""
+    """What stands in ``about.json``. bytes: of text in all. held_out_bytes: of the text that evaluation scores."""
 
     key: str
     dtype: str
@@ -51,11 +51,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One document's tokens. counts: which of them take loss as targets; None: all."""
+    """One document's tokens. counts: which of them take loss as targets; None: all.
+
+    bytes: UTF-8 bytes of the document; scored: of the text whose tokens take loss.
+    """
 
     ids: list[int]
     counts: list[int] | None
     bytes: int
+    scored: int
     held_out: bool
 
 
@@ -112,6 +116,12 @@ def write_tokens(
     return tokens
 
 
+def remove_unfinished_data(cache: Path) -> None:
+    """Remove what a killed process left behind. Only for the holder of the run's lock."""
+    for path in cache.glob(".*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _write(
     folder: Path, key: str, dtype: np.dtype, masked: bool, encoded: Iterable[Encoded], report: Callable[[int], None]
 ) -> About:
@@ -127,8 +137,12 @@ def _write(
             held_out.append(document.held_out)
             position += len(document.ids)
             total += document.bytes
-            held_bytes += document.bytes if document.held_out else 0
+            held_bytes += document.scored if document.held_out else 0
             report(total)
     np.save(folder / "documents.npy", np.array(spans, dtype=np.int64).reshape(-1, 2))
     np.save(folder / "held_out.npy", np.array(held_out, dtype=bool))
+    for path in folder.iterdir():
+        # Before the rename, or a machine that dies may show a file of the right size without its bytes.
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
     return About(key, dtype.name, position, total, held_bytes, masked)

@@ -1,0 +1,102 @@
+"""The lock, the signals, the metrics file, and what a resumed configuration may change."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.config import Config
+from lockstep.errors import LockstepError
+from lockstep.train.changes import changes
+from lockstep.train.display import Display, StepLine
+from lockstep.train.lock import run_lock
+from lockstep.train.metrics import Metrics, read_metrics
+from lockstep.train.report import amount
+from lockstep.train.signals import stop_on_signal
+
+
+def test_the_lock_is_given_back(tmp_path: Path) -> None:
+    with run_lock(tmp_path / "run"), pytest.raises(LockstepError, match=f"in use by process {os.getpid()}"):
+        run_lock(tmp_path / "run").__enter__()
+    with run_lock(tmp_path / "run"):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LockstepError, match=r"train.out: cannot write in .*file/run"):
+        run_lock(tmp_path / "file" / "run").__enter__()
+
+
+def test_the_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signal() as stop:
+        assert not stop
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == "SIGTERM"
+        assert codes == []
+        signal.raise_signal(signal.SIGINT)
+        assert codes == [128 + signal.SIGINT]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path, 1, tensorboard=False)
+    for step in (1, 2, 3):
+        metrics.write(step, loss=float(step))
+    metrics.write(4, loss=float("nan"), grad_norm=float("inf"))
+    metrics.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1] == {"step": 4, "loss": "nan", "grad_norm": "inf"}
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')  # cut short by a kill
+    Metrics(tmp_path, 3, tensorboard=False).close()
+    assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"train": {"out": "elsewhere", "save_every": 7, "eval_every": 3, "export": True}}, []),
+        ({"data": {"sources": ["moved.txt"]}}, []),
+        ({"optimizer": {"lr": 0.1}}, ["optimizer.lr: 0.002 -> 0.1"]),
+        ({"train": {"steps": 400}}, ["train.steps: 300 -> 400"]),
+        ({"train": {"dtype": "float32"}}, ["train.dtype: 'bfloat16' -> 'float32'"]),
+        ({"model": {"num_layers": 7}}, ["model.num_layers: 6 -> 7"]),
+        ({"data": {"seq_len": 256}}, ["data.seq_len: 512 -> 256"]),
+    ],
+)
+def test_which_changes_change_bits(sections: dict[str, Any], expected: list[str]) -> None:
+    old = Config().model_dump(mode="json")
+    new = {name: {**old[name], **sections.get(name, {})} for name in old}
+    assert changes(old, new) == expected
+
+
+def test_more_steps_of_a_constant_schedule_change_nothing() -> None:
+    old = Config().model_dump(mode="json")
+    old["schedule"]["kind"] = "constant"
+    assert changes(old, {**old, "train": {**old["train"], "steps": 999}}) == []
+
+
+def test_the_display_prints_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Display() as display:
+        for step in (1, 2, 3):
+            display.step(StepLine(step, 3, 2.5, 1234.0, 0.412, 2**30, 61.0))
+    lines = capsys.readouterr().err.splitlines()
+    # The first and the last; those between come every ten seconds.
+    assert lines[0] == "step 1/3  loss 2.5000  1,234 tok/s  MFU 41.2%  1.00 GiB  1:01 left"
+    assert [line.split()[1] for line in lines] == ["1/3", "3/3"]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (512, "512"), (80_250, "80.2 k"), (5_480_000, "5.48 M"), (12e9, "12 G")]
+)
+def test_amounts(number: float, text: str) -> None:
+    assert amount(number) == text
