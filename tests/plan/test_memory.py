@@ -9,8 +9,8 @@ from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, activation_bytes
 from lockstep.plan.columns import layout_columns
 from lockstep.plan.memory import PARTS, in_flight, layer_bytes, memory, parameters
-from lockstep.plan.published import activations, gpt
-from lockstep.plan.shape import model_shape
+from lockstep.plan.published import activations
+from lockstep.plan.shape import megatron_gpt, model_shape
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 
@@ -28,7 +28,7 @@ def test_unknown_recompute():
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_general_terms_give_the_published_formula(kind, tp, sequence_parallel):
-    shape = gpt(8, 1024, 16, 2048)
+    shape = megatron_gpt(8, 1024, 16, 2048)
     layout = Layout(tp=tp, micro_batch=2, recompute=kind, sequence_parallel=sequence_parallel)
     rows = layout_columns(shape, [layout], Batch(4, 2048))
     asked = {"tp": tp, "sequence_parallel": sequence_parallel, "recompute": kind}

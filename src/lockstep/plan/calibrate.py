@@ -19,13 +19,14 @@ from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
 from lockstep.plan.columns import Column, Columns, join, layout_columns
 from lockstep.plan.layout import Batch, Layout
-from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.shape import ModelShape, megatron_gpt, model_shape
 from lockstep.plan.steptime import step_time
 
 _NOISE = 0.04
 """Relative error of a row that the factors do not explain."""
 _LAYER_SPREAD = 0.1
 """Plausible relative error of one layer shape's predicted time (kernel choice, alignment, launch jitter)."""
+_FLAT = ("layers", "hidden", "heads", "seq", "tp", "dp", "pp", "micro_batch", "global_batch")
 _STEP = 1e-3
 _ITERATIONS = 25
 
@@ -43,9 +44,8 @@ class Measured:
 def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: Cluster | None = None) -> Coefficients:
     """Coefficients under which the planner reproduces measured steps.
 
-    ``rows``: ``Measured`` values or mappings with ``model``, ``layout`` (a mapping of ``Layout``'s fields),
-    ``sequences``, ``seq`` and ``step_s``. ``cluster``: what they ran on (default: A100-80).
-    Raises LockstepError without rows or for a time that is not positive.
+    ``rows``: ``Measured`` values or mappings as ``measured_row`` takes them. ``cluster``: what they ran on
+    (default: A100-80). Raises LockstepError without rows or for a time that is not positive.
     """
     measured = [row if isinstance(row, Measured) else measured_row(row) for row in rows]
     if not measured:
@@ -58,15 +58,38 @@ def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: Cluster | N
 
 
 def measured_row(row: Mapping[str, Any]) -> Measured:
-    """A mapping, as read from a YAML or JSON file of measurements, as ``Measured``."""
+    """A mapping, as read from a file of measurements, as ``Measured``.
+
+    Either ``model`` (anything ``model_shape`` takes), ``layout`` (fields of ``Layout``), ``sequences``, ``seq``,
+    ``step_s``; or one flat row with the columns of vTrain's tables, a GPT that Megatron-DeepSpeed trained: ``layers``,
+    ``hidden``, ``heads``, ``seq``, ``tp``, ``dp``, ``pp``, ``micro_batch``, ``global_batch``, ``iteration_ms``.
+    """
     try:
+        if "iteration_ms" in row:
+            return _flat_row(row)
         layout = Layout(**row["layout"])
         batch = Batch(int(row["sequences"]), int(row["seq"]))
         return Measured(model_shape(row["model"]), layout, batch, float(row["step_s"]))
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise LockstepError(
             f"calibrate: a row needs model, layout, sequences, seq and step_s; this one fails on {error}: {dict(row)}"
         ) from error
+
+
+def _flat_row(row: Mapping[str, Any]) -> Measured:
+    """1F1B, full recomputation, nothing sharded, no overlap: how those tables were measured."""
+    whole = {name: int(float(row[name])) for name in _FLAT}
+    shape = megatron_gpt(whole["layers"], whole["hidden"], whole["heads"], whole["seq"])
+    layout = Layout(
+        pp=whole["pp"],
+        dp=whole["dp"],
+        tp=whole["tp"],
+        micro_batch=whole["micro_batch"],
+        recompute="full",
+        sequence_parallel=False,
+        overlap=False,
+    )
+    return Measured(shape, layout, Batch(whole["global_batch"], whole["seq"]), float(row["iteration_ms"]) / 1e3)
 
 
 def load_measured(path: str | Path) -> list[Measured]:

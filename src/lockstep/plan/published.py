@@ -11,17 +11,16 @@ from numpy.typing import NDArray
 
 from lockstep.errors import LockstepError
 from lockstep.plan.activations import activation_bytes
-from lockstep.plan.calibrate import Measured, fit, measured_columns
+from lockstep.plan.calibrate import fit, measured_columns, measured_row
 from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, Recompute
 from lockstep.plan.memory import memory
 from lockstep.plan.predict import predict
-from lockstep.plan.shape import ModelShape
+from lockstep.plan.shape import megatron_gpt
 from lockstep.plan.steptime import step_time
 
-_VOCABULARY = 51200
 _NETWORK_GB_S = 11.5
 """vTrain's cluster: 800 Gb/s between nodes of 8 devices, at 92 %."""
 
@@ -86,7 +85,7 @@ def megatron(folder: Path) -> Column:
     """
     errors = []
     for row in _read(folder / "megatron_sc21.csv"):
-        shape = gpt(int(row["L"]), int(row["h"]), int(row["heads"]), 2048)
+        shape = megatron_gpt(int(row["L"]), int(row["h"]), int(row["heads"]), 2048)
         layouts, batch = _megatron_layouts(row), Batch(int(row["GBS"]), 2048)
         rows, cluster = layout_columns(shape, layouts, batch), load_cluster(f"{row['GPUs']}xA100-80")
         seconds = step_time(rows, cluster, Coefficients()).step
@@ -182,23 +181,12 @@ class MeasuredTable:
 
 def vtrain(folder: Path, name: str) -> MeasuredTable:
     """``multi`` or ``single``: measured iterations of vTrain (MICRO 2024): 1F1B, full recomputation, no ZeRO."""
-    measured = []
-    for row in _read(folder / f"vtrain_{name}_node.csv"):
-        shape = gpt(int(row["layers"]), int(row["hidden"]), int(row["heads"]), int(row["seq"]))
-        pp, dp, tp, size = (int(row[key]) for key in ("pp", "dp", "tp", "micro_batch"))
-        batch = Batch(int(row["global_batch"]), int(row["seq"]))
-        layout = _as_in_2021(Layout(pp=pp, dp=dp, tp=tp, micro_batch=size, recompute="full"))
-        measured.append(Measured(shape, layout, batch, float(row["iteration_ms"]) / 1e3))
+    measured = [measured_row(row) for row in _read(folder / f"vtrain_{name}_node.csv")]
     devices = np.array([float(row.layout.devices) for row in measured])
     sequences = np.array([float(row.batch.sequences) for row in measured])
     cluster = load_cluster(f"{int(devices.max())}xA100-80").with_level("network", gb_s=_NETWORK_GB_S)
     seconds = np.array([row.step_s for row in measured])
     return MeasuredTable(measured_columns(measured), seconds, devices, sequences, cluster)
-
-
-def gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelShape:
-    """A GPT model as Megatron built it: dropout, learned positions, attention that is not fused."""
-    return ModelShape("gpt", layers, hidden, heads, _VOCABULARY, attention="unfused", positions=positions, dropout=True)
 
 
 def _as_in_2021(layout: Layout) -> Layout:

@@ -15,6 +15,7 @@ import yaml
 from lockstep.errors import LockstepError
 
 _LIBRARY = Path(__file__).with_name("models.yaml")
+_MEGATRON_VOCABULARY = 51200
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,13 @@ class ModelShape:
     def flops_per_token(self, seq: int) -> float:
         """Forward and backward of a causal model, as MFU counts it (PaLM): 6 per active weight, attention over seq."""
         return 6.0 * self.active_parameters + 6.0 * self.layers * self.heads * self.head_dim * seq
+
+
+def megatron_gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelShape:
+    """A GPT model as Megatron built it in 2021: dropout, learned positions, attention that is not fused."""
+    return ModelShape(
+        "gpt", layers, hidden, heads, _MEGATRON_VOCABULARY, attention="unfused", positions=positions, dropout=True
+    )
 
 
 def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShape:

@@ -1,0 +1,89 @@
+"""Calibration: recovers known factors, stays at the description without evidence, refuses bad rows, round-trips."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.plan import Batch, Coefficients, Layout, Measured, calibrate, load_cluster, model_shape, predict
+from lockstep.plan.calibrate import load_measured, measured_columns
+from lockstep.plan.coefficients import load_coefficients, save_coefficients
+from lockstep.plan.steptime import step_time
+
+CLUSTER = load_cluster("16xA100-80")
+LAYOUTS = [
+    Layout(pp=pp, dp=16 // pp // tp, tp=tp, micro_batch=size, recompute=kind)
+    for pp in (1, 2, 4)
+    for tp in (1, 2, 4)
+    for size in (1, 2)
+    for kind in ("none", "full")
+]
+
+
+def runs(truth):
+    shape, batch = model_shape("llama3-8b"), Batch(128, 2048)
+    rows = [Measured(shape, layout, batch, 1.0) for layout in LAYOUTS]
+    seconds = step_time(measured_columns(rows), CLUSTER, truth).step
+    return [dataclasses.replace(row, step_s=float(s)) for row, s in zip(rows, seconds, strict=True)]
+
+
+def errors(rows, factors):
+    found = step_time(measured_columns(rows), CLUSTER, factors).step
+    return np.abs(found / [row.step_s for row in rows] - 1)
+
+
+def test_known_machine_is_recovered():
+    rows = runs(Coefficients(matrix=0.8, node_bandwidth=0.7, network_bandwidth=0.5))
+    before, after = errors(rows, Coefficients()), errors(rows, calibrate(rows, CLUSTER))
+    assert before.mean() > 0.15
+    assert after.max() < 0.02  # priors hold the factors back a little
+
+
+def test_without_evidence_the_description_stands():
+    found = calibrate(runs(Coefficients()), CLUSTER)
+    assert all(abs(value - 1) < 0.01 for value in found.factors().values())
+    assert all(abs(value - 1) < 0.01 for value in found.layer.values())
+
+
+def test_a_few_odd_measurements_do_not_bend_the_rest():
+    rows = runs(Coefficients())
+    odd = [dataclasses.replace(row, step_s=row.step_s * 3) if i in (3, 20) else row for i, row in enumerate(rows)]
+    assert np.median(errors(rows, calibrate(odd, CLUSTER))) < 0.02
+
+
+def test_calibrated_prediction():
+    rows = runs(Coefficients(matrix=0.8))
+    factors = calibrate(rows, CLUSTER)
+    found = predict("llama3-8b", rows[0].layout, CLUSTER, rows[0].batch, coefficients=factors)
+    assert found.step_s == pytest.approx(rows[0].step_s, rel=0.02)
+
+
+def test_rows_as_mappings(tmp_path):
+    row = {"model": "llama3-8b", "layout": {"dp": 8}, "sequences": 64, "seq": 2048, "step_s": 4.0}
+    flat = {
+        "layers": "24", "hidden": "1024", "heads": "16", "seq": "1024", "tp": 1, "dp": 2, "pp": 1,
+        "micro_batch": 1, "global_batch": 16, "iteration_ms": "641.6",
+    }  # fmt: skip
+    assert calibrate([row, flat]).layer
+    file = tmp_path / "steps.yaml"
+    file.write_text("- {model: llama3-8b, layout: {dp: 8}, sequences: 64, seq: 2048, step_s: 4.0}\n")
+    assert load_measured(file)[0].step_s == 4.0
+
+
+def test_bad_rows():
+    with pytest.raises(LockstepError, match="no measured steps"):
+        calibrate([])
+    with pytest.raises(LockstepError, match="fails on 'layout'"):
+        calibrate([{"model": "llama3-8b"}])
+    with pytest.raises(LockstepError, match="must be positive"):
+        calibrate([{"model": "gpt2", "layout": {}, "sequences": 1, "seq": 8, "step_s": 0}])
+
+
+def test_file_round_trip(tmp_path):
+    factors = calibrate(runs(Coefficients(matrix=0.9)), CLUSTER)
+    save_coefficients(factors, tmp_path / "c.yaml")
+    assert load_coefficients(tmp_path / "c.yaml") == factors
+    (tmp_path / "bad.yaml").write_text("factors: 3")
+    with pytest.raises(LockstepError, match="no coefficients file"):
+        load_coefficients(tmp_path / "bad.yaml")

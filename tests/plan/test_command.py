@@ -1,0 +1,57 @@
+"""`lockstep plan` and `lockstep bench plan` as a user runs them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.cli.app import run
+from lockstep.plan import load_plan
+
+
+def test_plan(tmp_path, capsys):
+    out = tmp_path / "plan.yaml"
+    asked = ["plan", "llama3-8b", "--cluster", "64xH100", "--seq", "8192", "--global-batch-tokens", "4M"]
+    assert run([*asked, "--pin", "tp=2", "--top", "3", "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "best  " in text
+    assert "memory  " in text
+    assert text.count("% slower") == 2
+    assert load_plan(out).layout.tp == 2
+    assert load_plan(out).batch.tokens == 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama3-8b", "--cluster", "64xH10"], "nearest name is 'H100'"),
+        (["llama3-8b", "--global-batch-tokens", "lots"], "expected a number such as 4M"),
+        (["llama3-8b", "--pin", "tp"], "expected KEY=VALUE"),
+        (["llama3-8b", "--dtype", "fp4"], "described for bf16"),
+        (["calibrate"], "needs a file of measured steps"),
+    ],
+)
+def test_mistakes(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_calibrate(tmp_path, capsys):
+    steps, out = tmp_path / "steps.yaml", tmp_path / "c.yaml"
+    steps.write_text("- {model: llama3-8b, layout: {dp: 8}, sequences: 64, seq: 2048, step_s: 4.0}\n")
+    assert run(["plan", "calibrate", str(steps), "--cluster", "8xA100", "--out", str(out)]) == 0
+    assert "fitted 1 measured steps" in capsys.readouterr().out
+    plan = ["plan", "llama3-8b", "--cluster", "8xA100", "--coefficients", str(out), "--out", str(tmp_path / "p.yaml")]
+    assert run(plan) == 0
+
+
+def test_bench_knows_only_plan(capsys):
+    assert run(["bench", "nothing"]) == 2
+    assert "known is `lockstep bench plan`" in capsys.readouterr().err
+
+
+def test_the_planner_needs_no_torch():
+    code = "import sys, lockstep.plan; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,152 @@
+"""Search and prediction: pins, memory, order, speed, and the mistakes a user can make."""
+
+import time
+
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.plan import Batch, Layout, load_plan, model_shape, predict, search
+from lockstep.plan.planfile import check_model
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return search("llama3-70b", "128xH100", seq=8192, global_batch_tokens=4 << 20)
+
+
+def test_order_and_reasons(plans):
+    steps = [plan.prediction.step_s for plan in plans]
+    assert len(plans) == 5
+    assert steps == sorted(steps)
+    assert plans[0].worse == ""
+    assert all("% slower" in plan.worse for plan in plans[1:])
+    assert len({plan.layout for plan in plans}) == 5
+
+
+def test_every_plan_fits_and_factors(plans):
+    for plan in plans:
+        found = plan.prediction
+        assert found.fits
+        assert plan.layout.devices == 128
+        assert sum(found.parts.values()) == pytest.approx(found.step_s)
+        assert sum(found.memory_parts.values()) == pytest.approx(found.memory_gb)
+        assert 0.2 < found.mfu < 0.75
+        assert found.tokens_s == pytest.approx(plan.batch.tokens / found.step_s)
+
+
+def test_a_plan_is_what_predict_says(plans):
+    plan = next(plan for plan in plans if not plan.prediction.simulated)
+    found = predict("llama3-70b", plan.layout, "128xH100", plan.batch)
+    assert found.step_s == pytest.approx(plan.prediction.step_s)
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"tp": 8},
+        {"pp": 4, "schedule": "zb-h1"},
+        {"schedule": "interleaved", "chunks": 2, "pp": 8},
+        {"recompute": "full", "fsdp": 3, "pp": 1},
+        {"micro_batch": "2", "cp": 2},
+        {"dp": 8},
+    ],
+)
+def test_pins_are_kept(pins):
+    for plan in search("llama3-8b", "64xH100", seq=8192, global_batch_tokens=4 << 20, pins=pins):
+        assert all(str(getattr(plan.layout, key)) == str(value) for key, value in pins.items())
+
+
+def test_a_pin_can_only_slow_down(plans):
+    pinned = search("llama3-70b", "128xH100", seq=8192, global_batch_tokens=4 << 20, pins={"recompute": "full"})
+    assert pinned[0].prediction.step_s > plans[0].prediction.step_s
+
+
+def test_a_thousand_devices_in_time():
+    started = time.perf_counter()
+    best = search("llama3-405b", "1024xH100", seq=8192, global_batch_tokens=16 << 20)[0]
+    assert time.perf_counter() - started < 20
+    assert best.layout.pp * best.layout.tp > 1
+
+
+def test_experts_are_spread():
+    best = search("mixtral-8x22b", "64xH100", seq=4096, global_batch_tokens=4 << 20)[0]
+    assert best.layout.ep > 1
+
+
+def test_simulated_plans_have_the_simulators_bubble():
+    pins = {"pp": 8, "schedule": "1f1b", "tp": 8}
+    plan = search("llama3-70b", "128xH100", seq=8192, global_batch_tokens=4 << 20, pins=pins)[0]
+    closed = predict("llama3-70b", plan.layout, "128xH100", plan.batch)
+    assert plan.prediction.simulated
+    # 1F1B's closed form assumes equal stages; the head makes the last one differ.
+    assert plan.prediction.bubble == pytest.approx(closed.bubble, abs=0.03)
+
+
+def test_uneven_stages_pay_for_the_head():
+    pins = {"pp": 8, "dp": 1, "tp": 1, "schedule": "1f1b"}
+    plan = search("llama3-1b", "8xH100", seq=2048, global_batch_tokens=1 << 20, pins=pins)[0]
+    cut = plan.layout.layers_per_stage
+    assert sum(cut) == 16
+    assert cut[-1] < max(cut)  # the vocabulary of 128256 is worth several layers of this model
+    even = predict("llama3-1b", Layout(pp=8, micro_batch=plan.layout.micro_batch), "8xH100", plan.batch)
+    assert plan.prediction.step_s < even.step_s
+
+
+def test_cluster_that_cannot_hold_the_model():
+    with pytest.raises(LockstepError, match=r"16xH100 cannot hold llama3-405b .* GB more than .* What would: \d+xH100"):
+        search("llama3-405b", "16xH100", seq=8192, global_batch_tokens=4 << 20)
+    with pytest.raises(LockstepError, match="or 8xB200"):
+        search("llama3-70b", "8xA100-80", seq=4096, global_batch_tokens=1 << 20)
+    with pytest.raises(LockstepError, match="same cluster without the pins"):
+        search("llama3-70b", "64xH100", seq=4096, global_batch_tokens=1 << 20, pins={"tp": 1, "pp": 1, "fsdp": 0})
+
+
+def test_sizes_that_do_not_factor():
+    with pytest.raises(LockstepError, match="pinned tp 3 does not divide the 64 devices"):
+        search("llama3-8b", "64xH100", seq=8192, global_batch_tokens=4 << 20, pins={"tp": 3})
+    with pytest.raises(LockstepError, match="do not factor into pp x dp x cp x tp"):
+        search("llama3-8b", "37xH100", seq=8192, global_batch_tokens=4 << 20)
+    with pytest.raises(LockstepError, match="pp 2 x dp 4 x cp 1 x tp 2 = 16 devices, but the cluster has 8"):
+        predict("llama3-8b", Layout(pp=2, dp=4, tp=2), "8xH100", Batch(64, 2048))
+    with pytest.raises(LockstepError, match="tp 3 does not divide the 32 attention heads"):
+        predict("llama3-8b", Layout(tp=3), "3xH100", Batch(64, 2048))
+    with pytest.raises(LockstepError, match="holds no sequence"):
+        search("llama3-8b", "8xH100", seq=8192, global_batch_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ({"tensor": 8}, "pin 'tensor' is unknown: the nearest is"),
+        ({"tp": "many"}, "expected a whole number"),
+        ({"schedule": "zbv"}, "expected one of gpipe, 1f1b"),
+        ({"fsdp": 4}, "expected 0 to 3"),
+        ({"cp": 64, "tp": 1}, "does not divide the sequence"),
+    ],
+)
+def test_wrong_pins(pins, message):
+    with pytest.raises(LockstepError, match=message):
+        search("llama3-8b", "64xH100", seq=8200, global_batch_tokens=4 << 20, pins=pins)
+
+
+def test_plan_file(plans, tmp_path):
+    file = tmp_path / "plan.yaml"
+    plans[0].save(file)
+    again = load_plan(file)
+    assert (again.model, again.layout, again.batch) == (plans[0].model, plans[0].layout, plans[0].batch)
+    assert again.prediction.step_s == pytest.approx(plans[0].prediction.step_s, rel=1e-5)
+    check_model(again, model_shape("llama3-70b"))
+    with pytest.raises(LockstepError, match="another model: layers 80 in the plan, 32 in the model"):
+        check_model(again, model_shape("llama3-8b"))
+
+
+def test_plan_file_mistakes(tmp_path):
+    file = tmp_path / "plan.yaml"
+    with pytest.raises(LockstepError, match="does not exist"):
+        load_plan(file)
+    file.write_text("model: x")
+    with pytest.raises(LockstepError, match="expected `plan: 1`"):
+        load_plan(file)
+    file.write_text("plan: 1\nlayout: {}")
+    with pytest.raises(LockstepError, match="incomplete"):
+        load_plan(file)
