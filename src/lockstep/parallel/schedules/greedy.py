@@ -36,7 +36,7 @@ class _Device:
     b: float
     w: float
     cap: float
-    steps: list[Step] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)  # of its steps so far; each kind takes the micro-batches in order
     ends: dict[str, list[float]] = field(default_factory=lambda: {"F": [], "B": [], "W": []})
     now: float = 0.0
     held: float = 0.0
@@ -47,12 +47,18 @@ class _Device:
 
     @property
     def weights_pending(self) -> bool:
-        return self.done("W") < self.done("B")
+        return len(self.ends["W"]) < len(self.ends["B"])
+
+    def row(self) -> tuple[Step, ...]:
+        numbers = {kind: itertools.count() for kind in "FBW"}
+        return tuple(Step(kind, next(numbers[kind])) for kind in self.kinds)
 
 
 class _Builder:
     def __init__(self, devices: list[_Device], micro_batches: int, comm: float, m_w: float, choice: Choice) -> None:
         self.devices, self.micro_batches, self.comm, self.m_w, self.choice = devices, micro_batches, comm, m_w, choice
+        self.took = [{"F": device.f, "B": device.b, "W": device.w} for device in devices]
+        self.change = {"F": 1.0, "B": m_w - 1.0, "W": -m_w}
         self.most_idle = 0.0
 
     def build(self) -> None:
@@ -67,19 +73,19 @@ class _Builder:
     def put(self, s: int, kind: str) -> None:
         """Appends the next step of a kind to device ``s``, as early as its input allows."""
         device = self.devices[s]
-        micro_batch = device.done(kind)
-        start = max(device.now, self.arrival(s, kind, micro_batch))
-        if device.steps:
+        ends = device.ends[kind]
+        start = device.now if kind == "W" else max(device.now, self.arrival(s, kind, len(ends)))
+        if start > device.now and device.kinds:
             device.idle += start - device.now
             self.most_idle = max(self.most_idle, device.idle)
-        device.now = start + {"F": device.f, "B": device.b, "W": device.w}[kind]
-        device.held += {"F": 1.0, "B": self.m_w - 1.0, "W": -self.m_w}[kind]
-        device.ends[kind].append(device.now)
-        device.steps.append(Step(kind, micro_batch))
+        device.now = start + self.took[s][kind]
+        device.held += self.change[kind]
+        ends.append(device.now)
+        device.kinds.append(kind)
 
     def arrival(self, s: int, kind: str, micro_batch: int) -> float:
         """When the input of a step comes in from the neighbour."""
-        source = {"F": s - 1, "B": s + 1, "W": -1}[kind]
+        source = s - 1 if kind == "F" else s + 1
         if not 0 <= source < len(self.devices):
             return 0.0
         return self.devices[source].ends[kind][micro_batch] + self.comm
@@ -181,7 +187,7 @@ def greedy(
     of a micro-batch's activations that stays between B and W.
     """
     f, b, w = (tuple(row[0] for row in rows) for rows in times.grids(stages, 1))
-    best: tuple[float, tuple[tuple[Step, ...], ...]] | None = None
+    best: tuple[float, list[_Device]] | None = None
     for setting in itertools.product((True, False), repeat=3):
         devices = [_Device(f[s], b[s], w[s], cap[s]) for s in range(stages)]
         try:
@@ -191,10 +197,10 @@ def greedy(
         # From the end of its first forward on, plus that forward, for it starts as soon as it can.
         span = max(d.now - d.ends["F"][0] + d.f for d in devices)
         if best is None or span < best[0]:
-            best = span, tuple(tuple(d.steps) for d in devices)
+            best = span, devices
     if best is None:
         raise ScheduleError(
             f"{name}: activation_cap {min(cap):g} is too small; a device must hold at least one micro-batch of "
             f"activations. Give a cap of at least 1, better {stages}."
         )
-    return Table(name, stages, micro_batches, 1, "loop", best[1])
+    return Table(name, stages, micro_batches, 1, "loop", tuple(device.row() for device in best[1]))

@@ -44,6 +44,7 @@ class _Builder:
         local: list[_Device | None] = [None] * len(devices)
         # The neighbour that the input of a step comes from; None if it comes from the same device.
         self.sources = {("F", 0): down, ("F", 1): up, ("B", 1): down, ("B", 0): up, ("W", 0): local, ("W", 1): local}
+        self.change = {"F": 1, "B": 0, "W": -1}
         self.most_idle = 0.0
         self.most_before = max(device.idle_before for device in devices)
 
@@ -61,11 +62,11 @@ class _Builder:
         device = self.devices[s]
         ends = device.ends[kind, chunk]
         start = max(device.now, self.arrival(s, kind, chunk) or 0.0)
-        if device.steps:
+        if start > device.now and device.steps:
             device.idle += start - device.now
             self.most_idle = max(self.most_idle, device.idle)
         device.now = start + device.cost[kind][chunk]
-        device.held += {"F": 1, "B": 0, "W": -1}[kind]
+        device.held += self.change[kind]
         device.steps.append(Step(kind, len(ends), chunk))
         ends.append(device.now)
         if kind == "B":
@@ -171,7 +172,9 @@ def zb_v_for(stages: int, micro_batches: int, times: StageTimes, comm: float) ->
     work = micro_batches * max(sum(map(sum, grids)) for grids in zip(*times.grids(stages, 2), strict=True))
     if shortest <= work * (1 + 1e-9):
         return best
-    for table in _attempts(stages, micro_batches, times, comm):
+    for planned, table in sorted(_attempts(stages, micro_batches, times, comm), key=lambda attempt: attempt[0]):
+        if planned >= shortest:
+            break
         try:
             span = longest_span(table, times, comm)
         except ScheduleError:  # the greedy attempts are not made for every number of micro-batches
@@ -185,7 +188,8 @@ def _peak(row: tuple[Step, ...]) -> int:
     return max(itertools.accumulate({"F": 1, "B": 0, "W": -1}[step.kind] for step in row))
 
 
-def _attempts(stages: int, micro_batches: int, times: StageTimes, comm: float) -> Iterator[Table]:
+def _attempts(stages: int, micro_batches: int, times: StageTimes, comm: float) -> Iterator[tuple[float, Table]]:
+    """Tables with the ``max_span`` that they were planned with."""
     f, b, w = times.grids(stages, 2)
     for before_forward, before_backward in itertools.product((True, False), repeat=2):
         idle, most = [-1.0] * stages, float("inf")
@@ -195,5 +199,6 @@ def _attempts(stages: int, micro_batches: int, times: StageTimes, comm: float) -
             builder.build()
             if builder.most_idle >= most:
                 break
-            yield Table("zb-v", stages, micro_batches, 2, "v", tuple(tuple(d.steps) for d in devices))
+            span = max(device.now - (device.ends["F", 0][0] - f[s][0]) for s, device in enumerate(devices))
+            yield span, Table("zb-v", stages, micro_batches, 2, "v", tuple(tuple(d.steps) for d in devices))
             idle, most = [device.idle for device in devices], builder.most_idle
