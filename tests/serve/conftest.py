@@ -40,7 +40,7 @@ def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.wait(20)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     with server() as (address, _):
         yield address

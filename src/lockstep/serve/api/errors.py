@@ -82,6 +82,8 @@ def _said(error: HTTPException) -> str:
     if error.status_code == 405:
         return "this path does not take this method: /openapi.json lists what each takes."
     detail = str(error.detail)
+    if detail == "There was an error parsing the body":
+        return "the body cannot be read as JSON (not UTF-8, nested too deeply, a number too long): send one object."
     return detail if detail != HTTPStatus(error.status_code).phrase else f"{detail}."
 
 
@@ -97,14 +99,14 @@ def _invalid(errors: list[dict[str, Any]]) -> ApiError:
     if first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
         return ApiError(400, f"{message}." if not place else f"{_path(place)} {message}.", _path(place) or None)
-    path = _path(place)
+    path = _path(place) or "the body"
     if first["type"] == "extra_forbidden":
         near = difflib.get_close_matches(str(place[-1]), _NAMES, 1)
         hint = f"did you mean {near[0]}?" if near else "remove it."
         return ApiError(400, f"{path} is not a parameter of this endpoint: {hint}", path, "unknown_parameter")
     if first["type"] == "missing":
         return ApiError(400, f"{path} is missing: add it.", path, "missing_required_parameter")
-    same = [error for error in errors if _path([p for p in error["loc"] if p != "body"]) == path]
+    same = [error for error in errors if _path([p for p in error["loc"] if p != "body"]) == _path(place)]
     wanted = " or ".join(dict.fromkeys(_wanted(error) for error in same[:4]))
     return ApiError(400, f"{path} {_shown(first.get('input'))}: {wanted}.", path, "invalid_value")
 

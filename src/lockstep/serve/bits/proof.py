@@ -1,0 +1,105 @@
+"""Run every path of a model and compare it with the training forward; where one differs, find where it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.model import Model
+from lockstep.serve.bits.paths import Path, Pick, paths, run, training
+from lockstep.serve.bits.trace import Place, Trace, differing, first_difference, traced
+from lockstep.serve.engine import Engine
+from lockstep.serve.params import SamplingParams
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One path: how many values were compared with the training forward's, how many differ, and where that starts."""
+
+    path: str
+    compared: int
+    differ: int
+    place: Place | None = None
+
+
+def prove(model: Model, sequences: Sequence[Sequence[int]]) -> Iterator[Proof]:
+    """Prove the contract on a model: every path for every sequence (token ids), logits as raw bytes; then the engine.
+
+    The sequences ride in each other's batches. Gives one Proof per path, as it is ready.
+    """
+    model.decoder.prepare(model.ops, model.dtype)
+    expected = [run(model, model.ops, training(s)) for s in sequences]
+    by_path = [paths(s, [o for j, o in enumerate(sequences) if j != i]) for i, s in enumerate(sequences)]
+    yield _training_step(model, sequences, expected)
+    for same in zip(*by_path, strict=True):
+        yield _prove_path(model, same, sequences, expected)
+    yield _engine(model, sequences)
+
+
+def _prove_path(
+    model: Model, same: Sequence[Path], sequences: Sequence[Sequence[int]], expected: list[Tensor]
+) -> Proof:
+    compared = differ = 0
+    place = None
+    for path, sequence, right in zip(same, sequences, expected, strict=True):
+        wrong = differing(run(model, model.ops, path), right)
+        if wrong and place is None:
+            place = _locate(model, path, training(sequence))
+        compared += right.numel()
+        differ += wrong
+    return Proof(same[0].name, compared, differ, place)
+
+
+def _locate(model: Model, path: Path, reference: Path) -> Place | None:
+    return first_difference(_recorded(model, path), _recorded(model, reference))
+
+
+def _recorded(model: Model, path: Path) -> list[tuple[Place, Tensor]]:
+    """The outputs at every place, rows of the sequence under test only, joined over the passes."""
+    with traced(model.decoder, model.ops) as (ops, trace):
+        run(model, ops, path)
+    calls = len(trace.outputs) // len(path.passes)
+    parts = [
+        Trace(trace.outputs[i * calls : (i + 1) * calls]).rows(_picker(step.rows)) for i, step in enumerate(path.passes)
+    ]
+    return [(same[0][0], torch.cat([rows for _, rows in same])) for same in zip(*parts, strict=True)]
+
+
+def _picker(rows: slice) -> Pick:
+    return lambda output: output[rows]
+
+
+def _training_step(model: Model, sequences: Sequence[Sequence[int]], expected: list[Tensor]) -> Proof:
+    """The log-probabilities inside a real training step, gradients recorded, against those of the logits."""
+    compared = differ = 0
+    for sequence, logits in zip(sequences, expected, strict=True):
+        if len(sequence) < 2:
+            continue
+        targets = torch.tensor([*sequence[1:], -1])
+        step = training(sequence).passes[0]
+        with torch.enable_grad():
+            hidden = model.decoder(model.ops, torch.tensor(step.tokens), step.batch, dtype=model.dtype)
+            weights = torch.ones(len(sequence))
+            _, trained = model.ops.linear_cross_entropy(hidden, model.decoder.head_weight, targets, weights)
+        right = model.ops.select_logprobs(logits[:-1], targets[:-1])
+        compared += len(right)
+        differ += differing(trained[:-1], right)
+    return Proof("training step, log-probabilities", compared, differ)
+
+
+def _engine(model: Model, sequences: Sequence[Sequence[int]]) -> Proof:
+    """The engine itself: all sequences as prompts at once, its log-probabilities against `Model.logprobs`."""
+    room = model.config.max_positions
+    prompts = [list(s[: room - 8]) for s in sequences]
+    engine = Engine(model, max_batch_tokens=128)
+    told = engine.generate(prompts, SamplingParams(max_tokens=8, temperature=0.8, seed=0, logprobs=0, ignore_eos=True))
+    compared = differ = 0
+    for prompt, completion in zip(prompts, told, strict=True):
+        right = model.logprobs([*prompt, *completion.token_ids])[len(prompt) - 1 :]
+        served = torch.tensor(completion.logprobs, dtype=torch.float32)
+        compared += len(right)
+        differ += differing(served, right)
+    return Proof("engine, log-probabilities", compared, differ)

@@ -1,0 +1,80 @@
+"""The proof tool finds nothing where the contract holds, and finds and locates what breaks it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.config import ModelConfig
+from lockstep.model import Model
+from lockstep.model.decoder import Decoder
+from lockstep.model.init import init
+from lockstep.ops import operators
+from lockstep.serve.bits import Place, prove
+
+CONFIG = ModelConfig(
+    vocab_size=64, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+    max_positions=256, sliding_window=40, layer_windows=(True, False), qk_norm=True,
+)  # fmt: skip
+SEQUENCES = [[(7 * i + s) % 64 for i in range(n)] for s, n in enumerate([5, 70, 1, 130])]
+
+
+def model(dtype: torch.dtype) -> Model:
+    decoder = Decoder(CONFIG)
+    init(decoder, seed=0)
+    return Model(decoder, None, operators("bitwise"), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_path_has_the_bits_of_the_training_forward(dtype: torch.dtype) -> None:
+    proofs = list(prove(model(dtype), SEQUENCES))
+    assert {p.path: p.differ for p in proofs if p.differ} == {}
+    assert len(proofs) == 15
+    assert all(p.compared for p in proofs)
+
+
+def test_a_reordered_reduction_is_found_and_located() -> None:
+    broken = model(torch.float32)
+    whole = broken.ops.linear
+
+    def reordered(x: Tensor, weight: object, *rest: object, **options: object) -> Tensor:
+        """A product over half the depth twice, as a kernel that splits K by the number of rows would do it."""
+        if len(x) < 3 or x.shape[1] != CONFIG.intermediate_size or not isinstance(weight, Tensor):
+            return whole(x, weight, *rest, **options)
+        half = x.shape[1] // 2
+        return whole(x[:, :half], weight[:, :half]) + whole(x[:, half:], weight[:, half:])
+
+    broken.ops = replace(broken.ops, linear=reordered, pack=lambda weight, dtype: weight)
+    proofs = {p.path: p for p in prove(broken, SEQUENCES)}
+    assert proofs["decode, one by one"].differ > 0
+    assert proofs["decode, one by one"].place == Place("layers.0.mlp.down", "linear")
+    assert proofs["training, packed first"].place in (None, Place("layers.0.mlp.down", "linear"))
+
+
+SCRIPT = """
+import sys
+from lockstep.ops import build
+build._COMMON.append("-DLOCKSTEP_TEST_REORDER")
+from lockstep.cli.app import main
+main(["eval", "bits", sys.argv[1], "--lengths", "9,70"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_broken_kernel_fails_the_command_and_is_located(tmp_path: Path) -> None:
+    """The real command on kernels built with one reduction reordered where a batch has more than one row."""
+    model(torch.bfloat16).save(tmp_path / "model")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model")]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 1, run.stderr
+    line = next(line for line in run.stdout.splitlines() if "decode, one by one" in line)
+    assert "layers.0.attn_norm: rms_norm" in line

@@ -1,0 +1,174 @@
+"""A server from start to end: its port, its key, its limits, clients that leave, signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from conftest import server
+from lockstep.errors import LockstepError
+from lockstep.serve.api import bind
+
+LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
+
+
+def gauge(url: str, name: str, **headers: str) -> float:
+    lines = httpx.get(f"{url}/metrics", headers=headers).text.splitlines()
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    """A server with a key, a small body limit, a short queue and a deadline."""
+    with server(api_key="secret", max_body="2KiB", max_queue=2, max_running=2, request_timeout=20) as (url, _):
+        yield url, {"authorization": "Bearer secret"}
+
+
+def test_the_key_is_asked_for_where_it_matters(guarded):
+    url, key = guarded
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Bearer é"}):
+        answer = httpx.get(f"{url}/v1/models", headers={k: v.encode() for k, v in headers.items()})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert httpx.get(f"{url}/v1/models", headers=key).status_code == 200
+    assert httpx.get(f"{url}/health").status_code == 200
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{url}/v1", api_key="no", max_retries=0).models.list()
+
+
+def test_bodies_have_a_limit(guarded):
+    url, key = guarded
+    big = b'{"model": "tiny", "prompt": "' + b"a" * 4000 + b'"}'
+    headers = {**key, "content-type": "application/json"}
+    assert httpx.post(f"{url}/v1/completions", content=big, headers=headers).status_code == 413
+    in_pieces = httpx.post(f"{url}/v1/completions", content=iter([big[:2000], big[2000:]]), headers=headers)
+    assert in_pieces.status_code == 413
+    assert "2048 bytes" in in_pieces.json()["error"]["message"]
+
+
+def test_a_full_queue_answers_429_and_recovers(guarded):
+    url, key = guarded
+    with httpx.Client(headers=key, timeout=30) as client:
+        answers: list[httpx.Response] = []
+
+        def ask():
+            answers.append(client.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 200}))
+
+        threads = [threading.Thread(target=ask) for _ in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        codes = sorted(answer.status_code for answer in answers)
+        assert set(codes) == {200, 429}
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert client.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
+    assert gauge(url, "lockstep:kv_pages_used") == 0
+
+
+def test_a_deadline_ends_a_request(guarded):
+    url, key = guarded
+    answer = httpx.post(f"{url}/v1/completions", json={**LONG, "timeout": 0.05}, headers=key)
+    assert answer.status_code == 504
+    assert "timeout" in answer.json()["error"]["message"]
+    with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "timeout": 0.3, "stream": True}, headers=key) as s:
+        events = "".join(s.iter_text()).split("\n\n")
+    assert '"error"' in events[-3]
+    assert events[-2] == "data: [DONE]"
+    assert gauge(url, "lockstep:kv_pages_used") == 0
+
+
+def leave_a_stream(client: httpx.Client, url: str) -> None:
+    with client.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}) as answer:
+        next(answer.iter_text())
+
+
+def leave_an_answer(client: httpx.Client, url: str) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(f"{url}/v1/completions", json={**LONG, "n": 2}, timeout=0.3)
+
+
+@pytest.mark.parametrize("leave", [leave_a_stream, leave_an_answer])
+def test_a_client_that_leaves_frees_its_pages(guarded, leave):
+    url, key = guarded
+    with httpx.Client(headers=key) as client:
+        leave(client, url)
+    wait_for(lambda: gauge(url, "lockstep:kv_pages_used") == 0, 3)
+    assert gauge(url, "vllm:num_requests_running") == 0
+
+
+def test_sigterm_finishes_what_runs_and_refuses_the_rest():
+    with server() as (url, process):
+        chunks = []
+
+        def read():
+            with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+                chunks.extend(answer.iter_lines())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_for(lambda: chunks)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health")
+        reader.join(60)
+        assert "data: [DONE]" in chunks
+        assert process.wait(20) == 0
+
+
+def test_sigterm_ends_within_its_limit():
+    with server(drain_seconds=0) as (url, process):
+        begun = threading.Event()
+
+        def read():
+            with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}) as answer:
+                for _ in answer.iter_lines():
+                    begun.set()
+
+        def read_until_cut():
+            with pytest.raises(httpx.TransportError):
+                read()
+
+        reader = threading.Thread(target=read_until_cut)
+        reader.start()
+        assert begun.wait(10)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+        reader.join(5)
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(LockstepError, match=f"port {port} on 127.0.0.1 is in use"):
+            bind("127.0.0.1", port)
+        command = [sys.executable, "-m", "lockstep", "serve", "no-such-model", "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert "is in use" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_host_is_told():
+    with pytest.raises(LockstepError, match="cannot be found"):
+        bind("no.such.host.invalid", 0)
