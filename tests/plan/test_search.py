@@ -150,3 +150,18 @@ def test_plan_file_mistakes(tmp_path):
     file.write_text("plan: 1\nlayout: {}")
     with pytest.raises(LockstepError, match="incomplete"):
         load_plan(file)
+
+
+def test_only_as_many_layers_are_recomputed_as_memory_asks():
+    asked = {"seq": 8192, "global_batch_tokens": 4 << 20}
+    mesh = {"pp": 1, "tp": 1, "cp": 1, "fsdp": 3, "micro_batch": 2}
+    some = search("llama3-8b", "64xH100", **asked, pins=mesh)[0]
+    count = some.layout.recompute_layers
+    assert 0 < count < 32
+    fewer, more = ({**mesh, "recompute": "none", "recompute_layers": n} for n in (count - 1, count + 1))
+    with pytest.raises(LockstepError, match="cannot hold"):
+        search("llama3-8b", "64xH100", **asked, pins=fewer)
+    assert search("llama3-8b", "64xH100", **asked, pins=more)[0].prediction.step_s > some.prediction.step_s
+    full = search("llama3-8b", "64xH100", **asked, pins={**mesh, "recompute": "full"})[0]
+    assert full.prediction.step_s > some.prediction.step_s
+    assert full.prediction.memory_gb < some.prediction.memory_gb

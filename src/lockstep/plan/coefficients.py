@@ -98,7 +98,7 @@ def layer_keys(rows: Columns) -> list[Key]:
     """What decides the time of one layer on one rank: its sizes, the tokens, the split and the recompute."""
     parts = (
         rows.hidden, rows.heads, rows.intermediate, rows.experts, rows.seq, rows.micro_batch,
-        rows.tp, rows.cp, rows.ep, rows.recompute,
+        rows.tp, rows.cp, rows.ep, rows.recompute, rows.recompute_layers,
     )  # fmt: skip
     return [tuple(int(value) for value in row) for row in zip(*parts, strict=True)]
 

@@ -53,6 +53,7 @@ class Columns:
     schedule: Column
     chunks: Column
     recompute: Column
+    recompute_layers: Column
     sequence_parallel: Column
     overlap: Column
     slow_layers: Column
@@ -69,6 +70,11 @@ class Columns:
     def tokens(self) -> Column:
         """Tokens of one micro-batch on one rank."""
         return self.micro_batch * self.seq / self.cp
+
+    @property
+    def full(self) -> Column:
+        """Fraction of a stage's layers whose activations are recomputed from the layer's input."""
+        return np.where(self.recompute == 2, 1.0, np.minimum(1.0, self.recompute_layers / self.slow_layers))
 
     @property
     def query(self) -> Column:
@@ -131,10 +137,11 @@ def _as_dict(rows: Columns) -> dict[str, Column]:
     return {field.name: getattr(rows, field.name) for field in fields(rows)}
 
 
-_NUMBERS = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks")
+_NUMBERS = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers")
 _DEFAULTS = {
     **dict.fromkeys(_NUMBERS, 1.0),
     "fsdp": 0.0,
+    "recompute_layers": 0.0,
     "schedule": float(SCHEDULES.index("1f1b")),
     "recompute": 0.0,
     "sequence_parallel": 1.0,

@@ -51,8 +51,8 @@ def layer_time(rows: Columns, device: Device, factors: Coefficients, dtype: str 
     forward, dgrad, wgrad = _products(rows, machine)
     core, core_again = _attention(rows, machine)
     light, light_back = _elementwise(rows, machine)
-    full, selective = rows.recompute == 2, rows.recompute == 1
-    again = np.where(full, forward + core + light, np.where(selective, core, 0.0))
+    full, selective = rows.full, (1 - rows.full) * (rows.recompute == 1)
+    again = full * (forward + core + light) + selective * core
     kernels = _KERNELS_FORWARD * (1 + full) + _KERNELS_BACKWARD + 6 * selective
     return LayerTime(
         forward=forward + core + light,

@@ -34,6 +34,7 @@ class Layout:
 
     ``fsdp``: what is sharded over ``dp * cp``: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too.
     ``sequence_parallel``: activations between tensor-parallel regions are split over ``tp``.
+    ``recompute_layers``: layers of every stage that are recomputed fully where ``recompute`` keeps more.
     ``overlap``: gradients are reduced behind the backward of the last micro-batch. ``layers_per_stage``: empty = even.
     """
 
@@ -47,6 +48,7 @@ class Layout:
     schedule: str = "1f1b"
     chunks: int = 1
     recompute: Recompute = "none"
+    recompute_layers: int = 0
     sequence_parallel: bool = True
     overlap: bool = True
     layers_per_stage: tuple[int, ...] = ()
@@ -65,7 +67,8 @@ class Layout:
         parts = [*axes, f"mb{self.micro_batch}"] + ([f"fsdp{self.fsdp}"] if self.fsdp else [])
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
-        return " ".join([*parts, f"recompute {self.recompute}"])
+        some = f" + {self.recompute_layers} layers" if self.recompute_layers else ""
+        return " ".join([*parts, f"recompute {self.recompute}{some}"])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "layers_per_stage": list(self.layers_per_stage)}

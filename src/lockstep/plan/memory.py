@@ -52,7 +52,11 @@ def memory(rows: Columns) -> Memory:
     kept = layer_bytes(rows)
     activations = kept * rows.slow_layers * in_flight(rows)
     # Recomputation brings back one layer's activations at a time; the backward holds gradients of about one more.
-    working = np.maximum(unsaved_bytes(rows) - kept, 0.0) + rows.tokens * rows.hidden * 2 * 4
+    inputs = 2 * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    working = (
+        np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - inputs, 0.0)
+        + rows.tokens * rows.hidden * 2 * 4
+    )
     logits = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
     # The last stage holds one micro-batch (both chunks' worth in V placement, where it is the first stage too).
     folded = np.isin(rows.schedule, [SCHEDULES.index(name) for name in ("zb-v", "v-half", "dualpipe-v", "gpipe")])
@@ -85,7 +89,8 @@ def layer_bytes(rows: Columns) -> Column:
     unit = rows.tokens * rows.hidden
     full = 2 * unit / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
     scores = _score_bytes(rows)
-    return np.where(rows.recompute == 2, full, unsaved_bytes(rows) - np.where(rows.recompute == 1, scores, 0.0))
+    kept = unsaved_bytes(rows) - np.where(rows.recompute == 1, scores, 0.0)
+    return rows.full * full + (1 - rows.full) * kept
 
 
 def unsaved_bytes(rows: Columns) -> Column:

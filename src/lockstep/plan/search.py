@@ -51,6 +51,7 @@ def search(
     batch = make_batch(global_batch_tokens, seq)
     factors = coefficients or Coefficients()
     table = candidates(shape, place, batch, pins)
+    table["recompute_layers"] = recomputed_layers(shape, table, batch, place.device.capacity, pins or {})
     rows = columns(shape, table, batch)
     held = memory(rows).total
     fitting = held <= place.device.capacity
@@ -62,6 +63,26 @@ def search(
     ranked = _refine(shape, finalists, place, batch, factors, dtype)
     plans = [Plan(shape, place.name, batch, layout, found) for layout, found in ranked[: max(1, top)]]
     return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
+
+
+def recomputed_layers(shape: ModelShape, table: dict[str, Column], batch: Batch, capacity: float, pins: Pins) -> Column:
+    """For every candidate, the fewest layers per stage that must be recomputed fully so that it fits (0: none).
+
+    Memory is linear in that number. A pinned ``recompute`` or ``recompute_layers`` is left as it is.
+    """
+    nothing = np.zeros(len(table["pp"]))
+    if "recompute_layers" in pins:
+        return nothing + float(pins["recompute_layers"])
+    if "recompute" in pins:
+        return nothing
+    rows = columns(shape, table, batch)
+    # One layer less than all: with any layer recomputed, the working memory of one layer comes on top.
+    some = np.maximum(1.0, rows.slow_layers - 1)
+    least, most = (memory(columns(shape, {**table, "recompute_layers": n}, batch)).total for n in (1 + nothing, some))
+    per_layer = np.maximum((least - most) / np.maximum(some - 1, 1), 1.0)
+    needed = 1 + np.maximum(0.0, np.ceil((least - capacity) / per_layer))
+    helps = (memory(rows).total > capacity) & (needed < rows.slow_layers) & (rows.recompute != 2)
+    return np.where(helps, needed, 0.0)
 
 
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:

@@ -110,7 +110,7 @@ def step_time(rows: Columns, cluster: Cluster, factors: Coefficients, dtype: str
 
 def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, factors: Coefficients) -> _Exposed:
     size = rows.tokens * rows.hidden * 2
-    again = 1.0 * (rows.recompute == 2)
+    again = rows.full
     # Two sums forward and two backward per layer; recomputation repeats the forward ones (arXiv 1909.08053). With
     # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes.
     tp = (4 + 2 * again) * all_reduce(size, rows.tp, 1.0, cluster, factors)
