@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,3 +109,14 @@ def test_a_checkpoint_is_a_model_directory(tiny: Tiny, tmp_path: Path) -> None:
     loaded = lockstep.load(path, dtype="float32")
     assert torch.equal(loaded.logprobs([5, 6, 7]), trainer.model.logprobs([5, 6, 7]))
     assert loaded.tokenizer.encode("def f():") == trainer.model.tokenizer.encode("def f():")
+
+
+def test_a_whole_model_resumes_without_its_base(tiny: Tiny, base: Path, tmp_path: Path) -> None:
+    config = tuning(tiny, base, tmp_path / "run", rank=0)
+    whole = Trainer(config, train={"save_every": 1, "keep_last": 9})
+    whole.fit()
+    shutil.rmtree(base)
+    again = Trainer(config, resume=tmp_path / "run" / "checkpoints" / "step-00000001")
+    again.fit()
+    found, expected = (t.state_dict()["model"] for t in (again, whole))
+    assert all(torch.equal(found[n], expected[n]) for n in expected)

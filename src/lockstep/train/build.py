@@ -44,7 +44,7 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
     """Build a run. point: the checkpoint that will be restored into it, whose tokenizer and token file are taken
     without reading the corpus again. Raises `LockstepError` for what does not fit together.
     """
-    start = given if given is not None else _loaded(config)
+    start = given if given is not None else _loaded(config, point)
     tokenizer, tokens = _data(config, start, out / "data", report, point)
     shape = start.config if start is not None else config.model
     assert isinstance(shape, ModelConfig)
@@ -67,11 +67,14 @@ def export(run: Run, config: Config, out: Path) -> Path:
     return path
 
 
-def _loaded(config: Config) -> Model | None:
+def _loaded(config: Config, point: Checkpoint | None) -> Model | None:
     """The model that ``config.model`` names, or None if it describes a new one. Frozen weights stay in the compute
     dtype (every use rounds to it anyway); masters are read in float32."""
     if isinstance(config.model, ModelConfig):
         return None
+    if point is not None and config.lora.rank == 0 and (point.path / "config.json").exists():
+        # All weights are in the checkpoint: the model that the run began with need not be there any more.
+        return load(point.path, dtype="float32", numerics="fast")
     return load(config.model, dtype=config.train.dtype if config.lora.rank else "float32", numerics="fast")
 
 

@@ -21,6 +21,10 @@ Report = Callable[[str, int, int], None]
 """(what is done, bytes of text done, bytes of text in all)"""
 
 
+_TOKENIZER_BYTES = 64 * 2**20
+"""Text that a tokenizer is trained on, at most; the merges hardly change beyond."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """What was found in the sources. smallest: the least content hash; that document is held out in any case."""
@@ -102,6 +106,8 @@ def tokenizer_key(tokenizer: Tokenizer) -> str:
 def _training_texts(corpus: Corpus, report: Report) -> Iterator[str]:
     done = 0
     for document, held_out in corpus.split():
+        if done > _TOKENIZER_BYTES:
+            return
         done += len(document.plain.encode())
         report("training the tokenizer", done, corpus.bytes)
         if not held_out:
