@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lockstep.config import ModelConfig
 from lockstep.model import Model
-from lockstep.model.decoder import Decoder
-from lockstep.model.init import init
+from lockstep.model.init import random_decoder
 from lockstep.ops import operators
 from lockstep.serve.bits import Place, prove
 
@@ -27,9 +26,7 @@ SEQUENCES = [[(7 * i + s) % 64 for i in range(n)] for s, n in enumerate([5, 70, 
 
 
 def model(dtype: torch.dtype) -> Model:
-    decoder = Decoder(CONFIG)
-    init(decoder, seed=0)
-    return Model(decoder, None, operators("bitwise"), dtype)
+    return Model(random_decoder(CONFIG, 0), None, operators("bitwise"), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,7 +18,12 @@ void rms_norm(const T* x, const T* weight, float eps, float offset, T* y, float*
     const T* xi = x + i * d;
     F16 squares = F16::zero();
     for (int64_t j = 0; j < d; j += 16) {
-      F16 v = load_part(xi + j, d - j);
+#ifdef LOCKSTEP_TEST_REORDER  // breaks the contract on purpose: a test shows that `lockstep eval bits` finds it
+      const int64_t at = rows > 1 ? (d - 1) / 16 * 16 - j : j;
+#else
+      const int64_t at = j;
+#endif
+      F16 v = load_part(xi + at, d - at);
       squares = fma(v, v, squares);
     }
     float r = 1.0f / std::sqrt(sum(squares) / float(d) + eps);

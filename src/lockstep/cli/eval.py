@@ -1,0 +1,57 @@
+"""`lockstep eval bits MODEL`: prove on a model that every path gives the same bits."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from lockstep.errors import LockstepError
+
+
+def eval(
+    what: Annotated[str, typer.Argument(help="What to evaluate: bits.")],
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")],
+    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
+    numerics: Annotated[
+        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch, to see the difference.")
+    ] = "bitwise",
+    lengths: Annotated[str, typer.Option(help="Tokens of the sequences, comma-separated.")] = "5,70,1,150",
+    seed: Annotated[int, typer.Option(help="Draws the tokens.")] = 0,
+) -> int:
+    """Run a model through every path (training, prefill, decode, cache hits ...) and compare raw bytes."""
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from lockstep.model import load
+    from lockstep.ops.device_class import device_class
+    from lockstep.serve.bits import prove
+
+    if what != "bits":
+        raise LockstepError(f"nothing called {what!r} can be evaluated: use `lockstep eval bits MODEL`.")
+    loaded = load(model, dtype=dtype, numerics=numerics)
+    generator = torch.Generator().manual_seed(seed)
+    sizes = _lengths(lengths, loaded.config.max_positions)
+    sequences = [torch.randint(loaded.config.vocab_size, (n,), generator=generator).tolist() for n in sizes]
+    table = Table(title=f"{model}: {dtype}, numerics {numerics}, {device_class()}")
+    for heading in ("path", "values compared", "differ", "starts at"):
+        table.add_column(heading, justify="right" if heading in ("values compared", "differ") else "left")
+    console, differ, compared = Console(), 0, 0
+    with console.status("comparing ..."):
+        for proof in prove(loaded, sequences):
+            place = "" if proof.place is None else f"{proof.place.module}: {proof.place.operator}"
+            table.add_row(proof.path, f"{proof.compared:,}", f"{proof.differ:,}", place)
+            differ, compared = differ + proof.differ, compared + proof.compared
+    console.print(table)
+    console.print(f"{differ:,} of {compared:,} values differ")
+    return 1 if differ else 0
+
+
+def _lengths(text: str, most: int) -> list[int]:
+    parts = text.split(",")
+    if not all(p.strip().isdigit() and 1 <= int(p) <= most for p in parts):
+        raise LockstepError(
+            f"--lengths is {text!r}: give whole numbers from 1 to {most} (the model's), such as 5,70,1."
+        )
+    return [int(p) for p in parts]
