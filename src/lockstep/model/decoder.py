@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.model import ModelConfig
-from lockstep.model.linear import Linear, WeightCache
+from lockstep.model.linear import Linear, WeightCache, unset
 from lockstep.model.rope import tables
 from lockstep.ops import KVPages, Operators, Packed, Paged
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer. Parameters are empty until `init` draws them or `load` fills them.
+    """A decoder-only transformer. Parameters lie on the meta device until `random_decoder` or `load` gives them values.
 
     They may be float32 (masters, for training) or as stored; each is rounded to the compute dtype at use.
     """
@@ -83,7 +83,7 @@ class Embedding(nn.Module):
 
     def __init__(self, rows: int, width: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width))
+        self.weight = unset(rows, width)
 
 
 class Norm(nn.Module):
@@ -92,7 +92,7 @@ class Norm(nn.Module):
     def __init__(self, config: ModelConfig, width: int):
         super().__init__()
         self.eps, self.offset = config.norm_eps, config.norm_offset
-        self.weight = nn.Parameter(torch.empty(width))
+        self.weight = unset(width)
 
     def forward(self, ops: Operators, x: Tensor) -> Tensor:
         return ops.rms_norm(x, self.weight, self.eps, self.offset)

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.load import empty_decoder, resolve
+from lockstep.model.load import resolve
 from lockstep.model.weights import Stored, read_gguf, read_safetensors
 from lockstep.model.weights.fill import check_fit
 
@@ -29,7 +30,7 @@ def hash_path(path: str | Path) -> str:
     else:
         config = read_config(read_json(found / "config.json"), str(found / "config.json"))
         stored = read_safetensors(found)
-    decoder = empty_decoder(config)
+    decoder = Decoder(config)
     ours = [name for name, _ in decoder.named_parameters()]
     names = gguf_names(ours) if found.is_file() else hf_names(ours, FAMILIES[config.family])
     check_fit(decoder, stored, names, str(found))

@@ -19,8 +19,7 @@ def random_decoder(config: ModelConfig, seed: int) -> Decoder:
     Matrices are normal with standard deviation 0.02; the projections back into the residual stream (attention
     output, MLP down) have it divided by sqrt(2 num_layers) (GPT-2); biases are 0, norms the identity.
     """
-    with torch.device("meta"):
-        decoder = Decoder(config)
+    decoder = Decoder(config)
     for name, parameter in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         setattr(decoder.get_submodule(owner), leaf, nn.Parameter(_draw(name, parameter.shape, config, seed)))

@@ -53,13 +53,18 @@ class WeightCache:
         self._entry = None
 
 
+def unset(*shape: int) -> nn.Parameter:
+    """A parameter without memory (on the meta device): `random_decoder` draws its values or `fill` loads them."""
+    return nn.Parameter(torch.empty(shape, device="meta"))
+
+
 class Linear(nn.Module):
-    """y = x W^T + b. weight [N, K], bias [N] or None; the memory is empty until weights are loaded or drawn."""
+    """y = x W^T + b. weight [N, K], bias [N] or None."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.weight = unset(outputs, inputs)
+        self.bias = unset(outputs) if bias else None
         self.lora: LoraPair | None = None
         self.cache = WeightCache()
 
@@ -76,11 +81,9 @@ class Linear(nn.Module):
 class LoraPair(nn.Module):
     """The low-rank update of a linear layer: scale * B (A x), A [r, K], B [N, r] (https://arxiv.org/abs/2106.09685)."""
 
-    def __init__(self, inputs: int, outputs: int, rank: int, scale: float):
+    def __init__(self, a: Tensor, b: Tensor, scale: float):
         super().__init__()
-        self.a = nn.Parameter(torch.empty(rank, inputs))
-        self.b = nn.Parameter(torch.empty(outputs, rank))
-        self.scale = scale
+        self.a, self.b, self.scale = nn.Parameter(a), nn.Parameter(b), scale
 
     def forward(self, ops: Operators, x: Tensor) -> Tensor:
         update = ops.linear(ops.linear(x, self.a), self.b)

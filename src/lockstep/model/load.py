@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -34,7 +35,8 @@ def load(
 
     dtype: compute dtype, "bfloat16" or "float32"; weights are kept in it. Weights that have it already are not
     copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast".
-    Raises LockstepError for a missing path, an unknown family, or weights that do not fit their configuration.
+    The tokenizer is read when it is first asked for. Raises LockstepError for a missing path, an unknown family,
+    or weights that do not fit their configuration.
     """
     compute = _dtype(dtype)
     if torch.device(device).type != "cpu":
@@ -47,8 +49,6 @@ def load(
         return _with_adapter(path, dtype, device, numerics)
     else:
         decoder, tokenizer = _from_directory(path, compute)
-    if tokenizer is not None:
-        _check_vocabulary(tokenizer, decoder.config, path)
     return Model(decoder.eval(), tokenizer, ops, compute)
 
 
@@ -76,23 +76,27 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _from_gguf(file: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer | None]:
+Loaded = tuple[Decoder, Callable[[], Tokenizer] | None]
+
+
+def _from_gguf(file: Path, dtype: torch.dtype) -> Loaded:
     found = read_gguf(file)
-    decoder = empty_decoder(found.config)
+    decoder = Decoder(found.config)
     names = gguf_names([name for name, _ in decoder.named_parameters()])
     fill(decoder, found.tensors, names, dtype, str(file))
     if "tokenizer.ggml.model" not in found.metadata:
         return decoder, None
-    return decoder, gguf_tokenizer(found.metadata, str(file))
+    return decoder, lambda: _checked(gguf_tokenizer(found.metadata, str(file)), found.config, file)
 
 
-def _from_directory(directory: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer | None]:
+def _from_directory(directory: Path, dtype: torch.dtype) -> Loaded:
     config = read_config(read_json(directory / "config.json"), str(directory / "config.json"))
-    decoder = empty_decoder(config)
+    decoder = Decoder(config)
     names = hf_names([name for name, _ in decoder.named_parameters()], FAMILIES[config.family])
     fill(decoder, read_safetensors(directory), names, dtype, str(directory))
-    has_tokenizer = (directory / "tokenizer.json").is_file()
-    return decoder, Tokenizer.from_dir(directory) if has_tokenizer else None
+    if not (directory / "tokenizer.json").is_file():
+        return decoder, None
+    return decoder, lambda: _checked(Tokenizer.from_dir(directory), config, directory)
 
 
 def _with_adapter(directory: Path, dtype: str, device: str, numerics: Numerics) -> Model:
@@ -105,18 +109,12 @@ def _with_adapter(directory: Path, dtype: str, device: str, numerics: Numerics) 
     return model
 
 
-def empty_decoder(config: ModelConfig) -> Decoder:
-    """A decoder without memory for its parameters (meta device)."""
-    with torch.device("meta"):
-        return Decoder(config)
-
-
-def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, source: Path) -> None:
-    if tokenizer.vocab_size <= config.vocab_size:
-        return
+def _checked(tokenizer: Tokenizer, config: ModelConfig, source: Path) -> Tokenizer:
+    """Refuse a vocabulary larger than the embedding."""
     beyond = [tokenizer.token(i) for i in range(config.vocab_size, tokenizer.vocab_size)]
     if set(beyond) - FAMILIES[config.family].spare_tokens:
         raise LockstepError(
             f"{source}: the tokenizer has {tokenizer.vocab_size} tokens, but the embedding only {config.vocab_size} "
             f"rows (first token without one: {beyond[0]!r}); use the model's own tokenizer, or resize its embedding"
         )
+    return tokenizer

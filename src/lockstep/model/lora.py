@@ -44,7 +44,7 @@ def add_lora(decoder: Decoder, rank: int, alpha: float, targets: Sequence[str] =
             outputs, inputs = linear.weight.shape
             bound = inputs**-0.5
             a = torch.empty(rank, inputs).uniform_(-bound, bound, generator=stream(seed, f"{name}.lora_A"))
-            _attach(linear, a, torch.zeros(outputs, rank), alpha / rank)
+            linear.lora = LoraPair(a, torch.zeros(outputs, rank), alpha / rank)
 
 
 def adaptable(decoder: Decoder) -> dict[str, Linear]:
@@ -121,7 +121,7 @@ def load_adapter(decoder: Decoder, path: str | Path) -> None:
             raise LockstepError(f"{file}: adapter for {name}, which the base model does not have")
         a, b = (tensors.get(f"{name}.lora_{side}.weight", torch.empty(0)) for side in "AB")
         _check_shapes(a, b, linear, config, f"{file}: {name}")
-        _attach(linear, a.float(), b.float(), config["lora_alpha"] / config["r"])
+        linear.lora = LoraPair(a.float(), b.float(), config["lora_alpha"] / config["r"])
 
 
 def _check_shapes(a: Tensor, b: Tensor, linear: Linear, config: dict[str, Any], name: str) -> None:
@@ -130,10 +130,3 @@ def _check_shapes(a: Tensor, b: Tensor, linear: Linear, config: dict[str, Any], 
     found = [tuple(a.shape), tuple(b.shape)]
     if found != expected:
         raise LockstepError(f"{name}: lora_A and lora_B have shapes {found}, expected {expected}")
-
-
-def _attach(linear: Linear, a: Tensor, b: Tensor, scale: float) -> None:
-    with torch.device("meta"):
-        pair = LoraPair(a.shape[1], b.shape[0], a.shape[0], scale)
-    pair.a, pair.b = nn.Parameter(a), nn.Parameter(b)
-    linear.lora = pair

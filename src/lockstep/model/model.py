@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +22,15 @@ _HEAD_ROWS = 512
 class Model:
     """A decoder with its tokenizer, the operators it computes with and its compute dtype. Made by `load`."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer | None, ops: Operators, dtype: torch.dtype):
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer | Callable[[], Tokenizer] | None,
+        ops: Operators,
+        dtype: torch.dtype,
+    ):
+        """tokenizer: it, or what reads it when it is first asked for (parsing one takes longer than mapping the
+        weights), or None for a model without."""
         self.decoder, self.ops, self.dtype = decoder, ops, dtype
         self._tokenizer = tokenizer
 
@@ -36,12 +44,14 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """LockstepError where the model's directory had none."""
+        """Read on first use. LockstepError where the model has none, or it is damaged or does not fit the model."""
         if self._tokenizer is None:
             raise LockstepError(
                 "this model came without a tokenizer (its directory has no tokenizer.json): "
                 "give token ids instead of text, or put the tokenizer's files beside the weights and load it again"
             )
+        if not isinstance(self._tokenizer, Tokenizer):
+            self._tokenizer = self._tokenizer()
         return self._tokenizer
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:

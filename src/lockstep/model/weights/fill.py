@@ -27,25 +27,25 @@ def fill(
 ) -> None:
     """Give every parameter of a decoder its stored tensor, in dtype; no copy where it has that dtype already.
 
-    names: our parameter name -> name in the file. The decoder may live on the meta device.
+    names: our parameter name -> name in the file.
     LockstepError where a tensor is missing, unknown, or of another shape than the configuration says.
     """
     check_fit(decoder, found, names, source)
-    for name, _ in list(decoder.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        tensor = found[names[name]].read().to(dtype)
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor))
+    for prefix, module in decoder.named_modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                tensor = found[names[f"{prefix}.{leaf}"]].read().to(dtype)
+                setattr(module, leaf, nn.Parameter(tensor))
 
 
 def check_fit(decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], source: str) -> None:
     """LockstepError where a tensor is missing, unknown, or of another shape than the decoder's."""
-    expected = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
-    _check_names(set(found), {names[name] for name in expected}, decoder, source)
+    expected = {names[name]: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+    _check_names(set(found), set(expected), decoder, source)
     for name, shape in expected.items():
-        stored = found[names[name]]
-        if stored.shape != shape:
+        if found[name].shape != shape:
             raise LockstepError(
-                f"{source}: tensor {names[name]} has shape {list(stored.shape)}, but the configuration expects "
+                f"{source}: tensor {name} has shape {list(found[name].shape)}, but the configuration expects "
                 f"{list(shape)}; weights and configuration are of different models"
             )
 
