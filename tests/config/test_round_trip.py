@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -60,6 +60,7 @@ def configs(draw: st.DrawFn) -> Config:
         raise
 
 
+@settings(max_examples=50)
 @given(configs())
 def test_a_saved_configuration_reloads_identically(config):
     with tempfile.TemporaryDirectory() as folder:
