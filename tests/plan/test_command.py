@@ -1,5 +1,6 @@
 """`lockstep plan` and `lockstep bench plan` as a user runs them."""
 
+import json
 import subprocess
 import sys
 
@@ -19,6 +20,11 @@ def test_plan(tmp_path, capsys):
     assert text.count("% slower") == 2
     assert load_plan(out).layout.tp == 2
     assert load_plan(out).batch.tokens == 4 << 20
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["plan.html", "plan.trace.json", "plan.yaml"]
+    assert json.loads((tmp_path / "plan.trace.json").read_text())["traceEvents"]
+    page = (tmp_path / "plan.html").read_text()
+    assert load_plan(out).layout.describe() in page
+    assert page.count('class="front"') >= 1
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,8 @@ def test_calibrate(tmp_path, capsys):
     assert run(["plan", "calibrate", str(steps), "--cluster", "8xA100", "--out", str(out)]) == 0
     assert "fitted 1 measured steps" in capsys.readouterr().out
     plan = ["plan", "llama3-8b", "--cluster", "8xA100", "--coefficients", str(out), "--out", str(tmp_path / "p.yaml")]
-    assert run(plan) == 0
+    assert run([*plan, "--no-report"]) == 0
+    assert not (tmp_path / "p.html").exists()
 
 
 def test_bench_knows_only_plan(capsys):

@@ -27,6 +27,7 @@ def plan(
     dtype: Annotated[str, typer.Option(help="Compute dtype of matrix products.")] = "bf16",
     coefficients: Annotated[Path | None, typer.Option(help="A file from `lockstep plan calibrate`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.  [default: plan.yaml or coefficients.yaml]")] = None,
+    picture: Annotated[bool, typer.Option("--report/--no-report", help="Write a page and a trace beside it.")] = True,
 ) -> None:
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
@@ -34,21 +35,27 @@ def plan(
     from lockstep.plan import search
     from lockstep.plan.report import report
 
-    started = time.perf_counter()
+    started, pinned, factors = time.perf_counter(), pins(pin or []), _coefficients(coefficients)
     plans = search(
         model,
         cluster,
         seq=seq,
         global_batch_tokens=tokens(global_batch_tokens),
-        pins=pins(pin or []),
+        pins=pinned,
         top=top,
-        coefficients=_coefficients(coefficients),
+        coefficients=factors,
         dtype=dtype,
     )
     path = out or Path("plan.yaml")
     plans[0].save(path)
     typer.echo(report(plans, cluster))
-    typer.echo(f"\nwrote {path} in {time.perf_counter() - started:.1f} s")
+    written = [path]
+    if picture:
+        from lockstep.plan.report_page import save_report
+
+        written += [path.with_suffix(".html"), path.with_suffix(".trace.json")]
+        save_report(plans, cluster, written[1], written[2], pinned, factors, dtype)
+    typer.echo(f"\nwrote {', '.join(map(str, written))} in {time.perf_counter() - started:.1f} s")
     return None
 
 

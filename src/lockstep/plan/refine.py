@@ -6,10 +6,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from lockstep.parallel.schedules import StageTimes, Table, schedule
-from lockstep.plan.columns import Columns
-from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Layout
-from lockstep.plan.simulate import simulate
-from lockstep.plan.steptime import StepTime
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Batch, Layout
+from lockstep.plan.memory import layer_bytes
+from lockstep.plan.shape import ModelShape
+from lockstep.plan.simulate import Simulation, simulate
+from lockstep.plan.steptime import StepTime, step_time
 
 _STEADY = 3
 """After this many rounds of micro-batches per stage a schedule repeats: more are extrapolated."""
@@ -53,6 +57,18 @@ def simulated_bubble(rows: Columns, times: StepTime, row: int, layout: Layout) -
     f, b, w = stages.grids(layout.pp, chunks)
     busiest = max(sum(f[i]) + sum(b[i]) + sum(w[i]) for i in range(layout.pp))
     return max(0.0, run.makespan + (m - used) * busiest - m * float(times.slowest[row]))
+
+
+def plan_simulation(
+    shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str = "bf16"
+) -> Simulation:
+    """The pipeline of one layout as the simulator runs it: seconds, and GB of activations; as many micro-batches as
+    it takes to reach the steady state and leave it."""
+    rows = layout_columns(shape, [layout], batch)
+    times = step_time(rows, cluster, factors, dtype)
+    table = _table(layout.schedule, layout.pp, _simulated(rows, 0), layout.chunks)
+    held = float(layer_bytes(rows)[0] * rows.slow_layers[0]) / 1e9
+    return simulate(table, _stage_times(rows, times, 0, layout), float(times.hop[0]), m_b=held)
 
 
 def _simulated(rows: Columns, row: int) -> int:

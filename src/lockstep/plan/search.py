@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,43 @@ def search(
     check_dtype(place, dtype)
     batch = make_batch(global_batch_tokens, seq)
     factors = coefficients or Coefficients()
-    table = candidates(shape, place, batch, pins)
-    table["recompute_layers"] = recomputed_layers(shape, table, batch, place.device.capacity, pins or {})
-    rows = columns(shape, table, batch)
-    held = memory(rows).total
-    fitting = held <= place.device.capacity
+    found = evaluate(shape, place, batch, pins, factors, dtype)
+    fitting = found.memory <= place.device.capacity
     if not fitting.any():
-        raise LockstepError(cannot_hold(shape, place, batch, pins, _layout(table, int(np.argmin(held))), held.min()))
-    seconds = np.where(fitting, step_time(rows, place, factors, dtype).step, np.inf)
+        leanest = int(np.argmin(found.memory))
+        raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(leanest), float(found.memory[leanest])))
+    seconds = np.where(fitting, found.seconds, np.inf)
     order = np.argsort(seconds, kind="stable")[:_FINALISTS]
-    finalists = [_layout(table, int(i)) for i in order if np.isfinite(seconds[i])]
+    finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
     ranked = _refine(shape, finalists, place, batch, factors, dtype)
-    plans = [Plan(shape, place.name, batch, layout, found) for layout, found in ranked[: max(1, top)]]
+    plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in ranked[: max(1, top)]]
     return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All candidates by closed form: bytes on the fullest rank and seconds per step, shape ``[rows]``."""
+
+    table: dict[str, Column]
+    memory: Column
+    seconds: Column
+
+    def layout(self, row: int) -> Layout:
+        """One candidate as a value."""
+        whole: dict[str, Any] = {name: int(column[row]) for name, column in self.table.items()}
+        whole["schedule"] = SCHEDULES[whole["schedule"]]
+        whole["recompute"] = RECOMPUTE[whole["recompute"]]
+        return Layout(**whole)
+
+
+def evaluate(
+    shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None, factors: Coefficients, dtype: str = "bf16"
+) -> Evaluated:
+    """Every candidate, whether it fits in memory or not."""
+    table = candidates(shape, cluster, batch, pins)
+    table["recompute_layers"] = recomputed_layers(shape, table, batch, cluster.device.capacity, pins or {})
+    rows = columns(shape, table, batch)
+    return Evaluated(table, memory(rows).total, step_time(rows, cluster, factors, dtype).step)
 
 
 def recomputed_layers(shape: ModelShape, table: dict[str, Column], batch: Batch, capacity: float, pins: Pins) -> Column:
@@ -92,13 +116,6 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
             f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {max(seq, 1)}."
         )
     return Batch(global_batch_tokens // seq, seq)
-
-
-def _layout(table: dict[str, Column], row: int) -> Layout:
-    whole = {name: int(column[row]) for name, column in table.items()}
-    return Layout(
-        **{**whole, "schedule": SCHEDULES[whole["schedule"]], "recompute": RECOMPUTE[whole["recompute"]]}  # type: ignore[arg-type]
-    )
 
 
 def _refine(

@@ -1,0 +1,42 @@
+"""The report page: its frontier, and a pipeline whose picture is the simulation of the plan."""
+
+import numpy as np
+import pytest
+
+from lockstep.plan import Batch, Coefficients, Layout, load_cluster, model_shape, predict, search
+from lockstep.plan.refine import plan_simulation
+from lockstep.plan.report import report
+from lockstep.plan.report_page import pareto, save_report
+
+
+def test_pareto():
+    memory, seconds = np.array([5.0, 4, 6, 1, 4]), np.array([1.0, 2, 1.5, 9, 3])
+    assert pareto(memory, seconds) == [0, 1, 3]
+
+
+def test_picture_is_the_plan():
+    shape, cluster, batch = model_shape("llama3-8b"), load_cluster("8xH100"), Batch(32, 2048)
+    layout = Layout(pp=4, tp=2, schedule="1f1b")
+    run = plan_simulation(shape, layout, batch, cluster, Coefficients())
+    found = predict(shape, layout, cluster, batch)
+    # Micro-batches are cut to those that show the steady state: 12 of 32.
+    assert run.table.micro_batches == 12
+    assert run.makespan == pytest.approx(found.step_s * 15 / 35, rel=0.15)  # (m + p - 1) micro-batches of time
+    # The plan counts the first stage's layers; the picture draws an average stage.
+    assert run.peak_activation == pytest.approx(found.memory_parts["activations"], rel=0.1)
+
+
+def test_page_escapes_what_it_shows(tmp_path):
+    shape = model_shape({"name": "<script>x", "layers": 4, "hidden": 64, "heads": 4, "vocab": 100})
+    plans = search(shape, "4xH100", seq=128, global_batch_tokens=1 << 12)
+    save_report(plans, "4xH100", tmp_path / "r.html")
+    assert "<script>x" not in (tmp_path / "r.html").read_text().split("<iframe")[0]
+
+
+def test_text_names_the_parts():
+    plans = search("llama3-70b", "64xH100", seq=8192, global_batch_tokens=1 << 20, pins={"pp": 4})
+    text = report(plans, "64xH100")
+    assert "70.6 B parameters on 64xH100" in text
+    assert "compute" in text
+    assert "activations" in text
+    assert "bubble" in text
