@@ -14,15 +14,16 @@ _SETS = ("avx2", "fma3", "avx512_f", "avx512_bw", "avx512_vnni", "avx512_bf16", 
 
 
 def device_class(device: torch.device | str = "cpu") -> str:
-    """`cpu-avx512-bf16`, `cpu-fma` (fused multiply-add on vectors, no bf16 dot products), `cpu-generic`, or an
-    accelerator's type with its compute capability, such as `cuda-sm90`."""
+    """`cpu-fma` (products are chains of fused multiply-adds: AVX2 and AVX-512 builds give the same bits),
+    `cpu-generic` (no such instructions), or an accelerator's type with its compute capability: `cuda-sm90`.
+
+    A processor with bf16 dot products is `cpu-fma` too: the kernels do not use those, so its bits are the same.
+    """
     kind = torch.device(device).type
     if kind != "cpu":
         capability = torch.get_device_module(kind).get_device_capability(device)
         return f"{kind}-sm{capability[0]}{capability[1]}" if isinstance(capability, tuple) else kind
     sets = instruction_sets()
-    if "avx512_bf16" in sets:
-        return "cpu-avx512-bf16"
     return "cpu-fma" if {"avx2", "fma3"} <= sets else "cpu-generic"
 
 
