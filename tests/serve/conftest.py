@@ -21,6 +21,16 @@ def model():
     return tiny_model()
 
 
+def first_url(process: subprocess.Popen[str]) -> str:
+    """Wait for the line that says where it listens."""
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if found := re.search(r"at (http://\S+)/v1", line):
+            return found[1]
+    raise AssertionError(f"the server ended and said {said}")
+
+
 @contextmanager
 def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server process of its own: (its URL, the process)."""
@@ -31,10 +41,7 @@ def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         [sys.executable, "-m", "serve_tiny", *arguments], stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
-        line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, f"the server said {line!r}"
-        yield found[0].removesuffix("/v1"), process
+        yield first_url(process), process
     finally:
         process.terminate()
         process.wait(20)

