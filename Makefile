@@ -24,7 +24,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 15
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow -v --timeout 1800
