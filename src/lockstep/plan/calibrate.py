@@ -121,12 +121,9 @@ def fit(rows: Columns, seconds: Column, cluster: Cluster, layers: bool = True) -
     of = np.array([shapes[key] for key in names]) if layers else np.zeros(len(rows), dtype=int)
     count = len(FITTED)
 
-    def coefficients(point: Column) -> Coefficients:
-        layer = {key: float(np.exp(_LAYER_SPREAD * point[count + i])) for key, i in shapes.items()}
-        return from_logs(point[:count], layer)
-
     def model(point: Column) -> Column:
-        return np.log(step_time(rows, cluster, coefficients(point)).step)
+        layer = np.exp(_LAYER_SPREAD * point[count + of]) if layers else np.ones(len(rows))
+        return np.log(step_time(rows, cluster, from_logs(point[:count]), layer_factor=layer).step)
 
     def slopes(point: Column, base: Column) -> Column:
         table = np.zeros((len(rows), len(point)))
@@ -140,7 +137,8 @@ def fit(rows: Columns, seconds: Column, cluster: Cluster, layers: bool = True) -
             table[np.arange(len(rows)), count + of] = (model(moved) - base) / _STEP
         return table
 
-    return coefficients(_descend(model, slopes, target, np.zeros(count + len(shapes))))
+    best = _descend(model, slopes, target, np.zeros(count + len(shapes)))
+    return from_logs(best[:count], {key: float(np.exp(_LAYER_SPREAD * best[count + i])) for key, i in shapes.items()})
 
 
 def _descend(

@@ -63,11 +63,13 @@ class _Exposed:
         return self.tp + self.cp + self.ep + self.fsdp
 
 
-def step_time(rows: Columns, cluster: Cluster, factors: Coefficients, dtype: str = "bf16") -> StepTime:
-    """Step time of every row on the cluster."""
+def step_time(
+    rows: Columns, cluster: Cluster, factors: Coefficients, dtype: str = "bf16", layer_factor: Column | None = None
+) -> StepTime:
+    """Step time of every row on the cluster. ``layer_factor``: instead of looking up ``factors.layer``."""
     layer = layer_time(rows, cluster.device, factors, dtype)
     exposed = _layer_communication(rows, layer, cluster, factors)
-    scale = factors.layer_factor(rows)
+    scale = factors.layer_factor(rows) if layer_factor is None else layer_factor
     work = scale * (layer.device**_SHARPNESS + layer.host**_SHARPNESS) ** (1 / _SHARPNESS)
     busy = work + scale * exposed.total
     host = _HOST_MICRO_BATCH_S * factors.micro_batch
