@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -290,10 +291,29 @@ def test_another_corpus_is_refused_on_resume(tiny: Tiny, tmp_path: Path) -> None
 
 def test_one_directory_one_trainer(tiny: Tiny) -> None:
     first = Trainer(tiny())
-    with pytest.raises(LockstepError, match="is in use by process"):
+    with pytest.raises(LockstepError, match="is in use by another Trainer of this process"):
         Trainer(tiny())
     first.close()
     Trainer(tiny()).close()
     first = fitted(tiny())
     with pytest.raises(LockstepError, match="already holds a run"):
         Trainer(tiny()).fit()
+
+
+def test_a_stopped_trainer_can_fit_again(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same object goes on, holds the directory again, and ends where the whole run ends."""
+    whole = fitted(tiny(tmp_path / "whole"))
+    trainer = Trainer(tiny())
+    real = loop.global_norm
+
+    def interrupted(gradient: list[Tensor]) -> float:
+        if trainer.run.optimizer.step_count == 2:
+            signal.raise_signal(signal.SIGINT)
+        return real(gradient)
+
+    monkeypatch.setattr(loop, "global_norm", interrupted)
+    assert trainer.fit().stopped_by == "SIGINT"
+    assert checkpoints(trainer.out)[-1].name == "step-00000003"
+    monkeypatch.setattr(loop, "global_norm", real)
+    assert trainer.fit().stopped_by is None
+    assert same(weights(trainer), weights(whole))

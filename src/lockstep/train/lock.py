@@ -31,6 +31,10 @@ def _take(descriptor: int, out: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        if holder == str(os.getpid()):
+            raise LockstepError(
+                f"{out} is in use by another Trainer of this process: end it with its close()"
+            ) from error
         who = f"process {holder}" if holder else "another process"
         raise LockstepError(
             f"{out} is in use by {who}, which trains there: wait for it, stop it, or choose another train.out"

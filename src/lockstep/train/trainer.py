@@ -75,7 +75,7 @@ class Trainer:
             if point is not None:
                 self.position = restore(self.run, self.config, point, self.out, allow_changes)
                 self._resumed = True
-            self._held = stack.pop_all()
+            self._held: ExitStack | None = stack.pop_all()
 
     @property
     def model(self) -> Model:
@@ -86,10 +86,10 @@ class Trainer:
         """Train up to ``train.steps``, then save (and export, if asked). SIGTERM and SIGINT save and return early."""
         if not self._resumed:
             refuse_existing(self.out)
-        with self._held, stop_on_signal() as stop:
+        with self._hold() as held, stop_on_signal() as stop:
             save_config(self.config, self.out / RUN_CONFIG)
             metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard)
-            self._held.callback(metrics.close)
+            held.callback(metrics.close)
             loop = Loop(self.run, self.config, self.out, self.position, self.display, metrics, stop)
             try:
                 checkpoint = loop.train()
@@ -112,7 +112,17 @@ class Trainer:
 
     def close(self) -> None:
         """Give up the run's directory without training."""
-        self._held.close()
+        if self._held is not None:
+            self._hold().close()
+
+    def _hold(self) -> ExitStack:
+        """What gives the directory back when it is closed: held since the beginning, or taken again."""
+        held, self._held = self._held, None
+        if held is None:
+            held = ExitStack()
+            held.enter_context(run_lock(self.out))
+            held.enter_context(self.display)
+        return held
 
 
 def begun(out: Path) -> bool:
