@@ -1,11 +1,13 @@
 """Every schedule against the published or re-derived numbers in tests/oracles."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import pytest
 
 from lockstep.plan import StageTimes, schedule, simulate
+from lockstep.plan.published_schedules import schedule_lines
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 UNIT = StageTimes(1, 1, 1)
@@ -94,3 +96,29 @@ def test_closed_forms(p):
         assert simulate(schedule(name, p, m), times).bubble == (p - 1) * per_device, name
     chunked = simulate(schedule("interleaved", p, m, chunks=2), StageTimes(f / 2, b / 2, w / 2))
     assert chunked.bubble == (p - 1) * (f + b + w) / 2
+
+
+@pytest.mark.parametrize("p", [5, 7, 10, 11, 13])
+def test_controllable_memory_peaks(p):
+    for name, peak in (("zb-v", p), ("v-half", (p + 2) // 2), ("v-min", (p + 4) // 3)):
+        got = [simulate(schedule(name, p, m), UNIT) for m in (2 * p, 3 * p)]
+        assert [run.peak_activation for run in got] == [peak, peak]
+        assert got[0].bubble == got[1].bubble, "independent of m from 2p on"
+
+
+def test_lines_of_the_bench_command(tmp_path):
+    """On the smaller rows: the tests above have them all."""
+    for name in ("schedules_unit", "schedules_profiled", "schedules_unequal_times", "v_schedules"):
+        head, *body = (ORACLES / f"{name}.csv").read_text().splitlines()
+        column = head.replace('"F,B,W"', "times,,").split(",").index("p")
+        small = [line for line in body if int(line.replace('"', "").split(",")[column]) <= 8][:6]
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *small]))
+    shutil.copy(ORACLES / "balance_golden.json", tmp_path)
+    lines = schedule_lines(tmp_path)
+    assert len(lines) == 7
+    for line in lines:
+        if line.measure != "seconds":  # a busy machine is no error
+            assert line.error <= line.target, line
+    text = (tmp_path / "schedules_unit.csv").read_text().replace("GPipe,9,", "GPipe,8,")
+    (tmp_path / "schedules_unit.csv").write_text(text)
+    assert schedule_lines(tmp_path)[0].error == 1.0

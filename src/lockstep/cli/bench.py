@@ -31,8 +31,7 @@ def _plan(oracles: Path) -> None:
         lines = error_table(oracles)
     table = Table("table", "measure", "error", "target", "met")
     for line in lines:
-        unit = " GiB" if line.table.startswith("activation") else " %"
-        aim = f"{line.target:g}{unit}" if line.target < float("inf") else "-"
+        aim = f"{line.target:g}{line.unit}" if line.target < float("inf") else "-"
         verdict = ("yes" if line.met else "NO") if line.target < float("inf") else "-"
-        table.add_row(line.table, line.measure, f"{line.error:.3g}{unit}", aim, verdict)
+        table.add_row(line.table, line.measure, f"{line.error:.3g}{line.unit}", aim, verdict)
     console.print(table)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.plan.balance_problem import BalanceProblem, End
+from lockstep.plan.balance_problem import BalanceProblem, End, Keep
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class _Rows:
         self.low: list[float] = []
         self.high: list[float] = []
 
-    def add(self, low: float, high: float, *parts: tuple[object, object]) -> None:
+    def add(self, low: float, high: float, *parts: tuple[Any, Any]) -> None:
         """Each part: index (or indices) into x, and its coefficient(s)."""
         row = np.zeros(self.size)
         for where, value in parts:
-            row[where] += value  # type: ignore[index]
+            row[where] += value
         self.coefficients.append(row)
         self.low.append(low)
         self.high.append(high)
@@ -95,7 +97,7 @@ class _Layout:
             self.upper[self.x[:, r, len(run.keeps) :]] = 0  # a run with fewer ways than others
             self.upper[self.x[:, r, : len(run.keeps)]] = run.count
 
-    def table(self, of):  # type: ignore[no-untyped-def]
+    def table(self, of: Callable[[Keep], float]) -> NDArray[np.float64]:
         rows = [[of(keep) for keep in run.keeps] for run in self.problem.layers]
         return np.array([row + [0.0] * (self.keeps - len(row)) for row in rows])
 

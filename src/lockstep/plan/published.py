@@ -18,6 +18,7 @@ from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, Recompute
 from lockstep.plan.memory import memory
 from lockstep.plan.predict import predict
+from lockstep.plan.published_schedules import schedule_lines
 from lockstep.plan.shape import megatron_gpt
 from lockstep.plan.steptime import step_time
 
@@ -27,12 +28,13 @@ _NETWORK_GB_S = 11.5
 
 @dataclass(frozen=True)
 class ErrorLine:
-    """One line of the table: error and target in per cent."""
+    """One line of the table: error and target, in per cent unless ``unit`` says otherwise."""
 
     table: str
     measure: str
     error: float
     target: float
+    unit: str = " %"
 
     @property
     def met(self) -> bool:
@@ -43,7 +45,11 @@ def error_table(folder: Path) -> list[ErrorLine]:
     """All lines. ``folder`` holds the oracle tables (``tests/oracles`` of the repository); LockstepError if not."""
     if not (folder / "activation_memory.csv").exists():
         raise LockstepError(f"{folder} has no oracle tables: run in the repository or give --oracles tests/oracles.")
-    lines = [ErrorLine("activation_memory.csv", "largest difference of 5 kinds x 4 models", activations(folder), 0.005)]
+    lines = [
+        ErrorLine(
+            "activation_memory.csv", "largest difference of 5 kinds x 4 models", activations(folder), 0.005, " GiB"
+        )
+    ]
     errors = megatron(folder)
     lines.append(ErrorLine("megatron_sc21.csv", "mean error, nothing fitted", _mean(errors), 10.0))
     for name, target in (("multi", 6.0), ("single", 8.0)):
@@ -56,7 +62,7 @@ def error_table(folder: Path) -> list[ErrorLine]:
         lines.append(ErrorLine(file, "largest regret in a group, fitted", table.regret(table.fitted()), 5.0))
         lines.append(ErrorLine(file, "largest regret in a group, 5-fold", table.regret(table.folded()), 5.0))
     lines.append(ErrorLine("llama3_405b.csv", "mean error, nothing fitted", _mean(llama(folder)), np.inf))
-    return lines
+    return lines + [ErrorLine(*line, unit="") for line in schedule_lines(folder)]
 
 
 def activations(folder: Path) -> float:
