@@ -124,3 +124,5 @@ def test_wrong_times():
         simulate(table, StageTimes(1, [1, 2, 3], 1))
     with pytest.raises(ScheduleError, match="not negative"):
         simulate(table, StageTimes(-1, 1, 1))
+    with pytest.raises(ScheduleError, match="comm is -1"):
+        simulate(table, StageTimes(1, 1, 1), -1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.plan import StageTimes, save_timeline, schedule, simulate, timeline_html, trace
+from lockstep.plan import StageTimes, save_timeline, schedule, simulate, timeline_html, timeline_text, trace
 
 TIMES = StageTimes(3.0, 4.0, 2.0)
 
@@ -63,3 +63,9 @@ def test_trace_unit(simulation):
     in_seconds = trace(simulation, seconds_per_unit=1.0)["traceEvents"]
     last = max(e["ts"] + e["dur"] for e in in_seconds if e["ph"] == "X")
     assert last == pytest.approx(1e6 * simulation.makespan)
+
+
+def test_text_of_a_terminal():
+    run = simulate(schedule("zb-h1", 2, 2), StageTimes(1, 1, 1))
+    assert timeline_text(run, columns=7) == "  0 FF.BWBW\n  1 .FBFBWW"
+    assert len(timeline_text(run, columns=40).splitlines()[0]) == 44

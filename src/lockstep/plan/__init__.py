@@ -26,7 +26,7 @@ from lockstep.plan.search import search
 from lockstep.plan.search_schedule import search_schedule
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import Simulation, simulate
-from lockstep.plan.timeline import save_timeline, timeline_html, trace
+from lockstep.plan.timeline import save_timeline, timeline_html, timeline_text, trace
 
 __all__ = [
     "Balance",
@@ -55,5 +55,6 @@ __all__ = [
     "search_schedule",
     "simulate",
     "timeline_html",
+    "timeline_text",
     "trace",
 ]

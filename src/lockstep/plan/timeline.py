@@ -1,4 +1,4 @@
-"""A simulation as a picture: a self-contained interactive page, and a trace for Perfetto or chrome://tracing."""
+"""A simulation as a picture: an interactive page, lines for a terminal, a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from html import escape
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lockstep.parallel.schedules import messages
 from lockstep.plan.simulate import Simulation
@@ -20,6 +22,18 @@ def timeline_html(simulation: Simulation, title: str | None = None, unit: str = 
     title = title or simulation.table.name
     data = json.dumps(_page_data(simulation, unit), separators=(",", ":")).replace("</", "<\\/")
     return PAGE.replace("@TITLE@", escape(title)).replace("@FACTS@", _facts(simulation, unit)).replace("@DATA@", data)
+
+
+def timeline_text(simulation: Simulation, columns: int = 100) -> str:
+    """A picture for a terminal: a line per device; F, B and W at work (a full backward is B), dots for idle time."""
+    step, lines = simulation.makespan / columns, []
+    for device, row in enumerate(simulation.table.rows):
+        start, end = simulation.start[device], simulation.end[device]
+        at = np.searchsorted(end, (np.arange(columns) + 0.5) * step, side="right")  # the step that ends next
+        begun = [i < len(row) and start[i] <= (column + 0.5) * step for column, i in enumerate(at)]
+        cells = [row[i].kind[0] if busy else "." for i, busy in zip(at, begun, strict=True)]
+        lines.append(f"{device:>3} {''.join(cells)}")
+    return "\n".join(lines)
 
 
 def save_timeline(

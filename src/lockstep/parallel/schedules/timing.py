@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.parallel.schedules.program import Program
-from lockstep.parallel.schedules.table import Table
+from lockstep.parallel.schedules.table import ScheduleError, Table
 from lockstep.parallel.schedules.times import StageTimes, grid
 
 Communication = float | Sequence[Sequence[float]]
@@ -51,4 +51,6 @@ def latencies(table: Table, comm: Communication) -> list[list[float]]:
     """The latency of a message, ``[from device][to device]``."""
     if not isinstance(comm, (int, float)):
         return grid(comm, table.stages, table.stages, "comm")
+    if not comm >= 0:
+        raise ScheduleError(f"comm is {comm}; a latency is a number that is not negative.")
     return [[0.0 if a == b else float(comm) for b in range(table.stages)] for a in range(table.stages)]
