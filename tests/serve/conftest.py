@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from serve_tiny import tiny_model
+
+from tests.serve.tiny import tiny_model
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +36,10 @@ def first_url(process: subprocess.Popen[str]) -> str:
 def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server process of its own: (its URL, the process)."""
     arguments = [f"{key}={value}" for key, value in {"port": 0, "kv_memory": "64MiB", **settings}.items()]
-    here = str(Path(__file__).parent)
-    environment = {**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"}
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "serve_tiny", *arguments], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-m", "tests.serve.tiny", *arguments], stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
         yield first_url(process), process

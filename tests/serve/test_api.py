@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
-from serve_tiny import tiny_model
 
 from lockstep.serve import Engine, SamplingParams
+from tests.serve.tiny import tiny_model
 
 HELLO = [{"role": "user", "content": "the quick"}]
 

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from serve_tiny import page_bytes, tiny_model
 
 from lockstep.errors import LockstepError
 from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams
+from tests.serve.tiny import page_bytes, tiny_model
 
 
 def same_bits(a: list[float], b: torch.Tensor) -> bool:

@@ -12,9 +12,9 @@ import sys
 import openai
 import pytest
 
-from conftest import first_url
 from lockstep.cli.app import run
 from lockstep.serve import Engine, SamplingParams
+from tests.serve.conftest import first_url
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import httpx
 import openai
 import pytest
 
-from conftest import server
 from lockstep.errors import LockstepError
 from lockstep.serve.api import bind
+from tests.serve.conftest import server
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
 

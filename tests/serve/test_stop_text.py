@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve_tiny import TEXT
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from lockstep.model.tokenizer import train_bpe
 from lockstep.serve.text import Detokenizer, StopStrings, TextStream
+from tests.serve.tiny import TEXT
 
 TOKENIZER = train_bpe(iter(TEXT * 20), 320)
 

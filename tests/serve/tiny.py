@@ -1,4 +1,4 @@
-"""A tiny random model with a byte-level tokenizer. Run as a program it is served: `serve_tiny.py KEY=VALUE ...`."""
+"""A tiny random model. As a program it is served: `python -m tests.serve.tiny KEY=VALUE ...`."""
 
 from __future__ import annotations
 
