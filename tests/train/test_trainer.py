@@ -300,6 +300,16 @@ def test_one_directory_one_trainer(tiny: Tiny) -> None:
         Trainer(tiny()).fit()
 
 
+def test_nothing_to_resume_is_told_and_makes_no_directory(tiny: Tiny, tmp_path: Path) -> None:
+    for missing in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000007"):
+        with pytest.raises(LockstepError, match=f"nothing to resume: {missing} is no directory"):
+            Trainer(tiny(), resume=missing)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    with pytest.raises(LockstepError, match="holds no checkpoint to resume from"):
+        Trainer(tiny(), resume=tmp_path / "run")
+
+
 def test_a_stopped_trainer_can_fit_again(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same object goes on, holds the directory again, and ends where the whole run ends."""
     whole = fitted(tiny(tmp_path / "whole"))

@@ -52,7 +52,7 @@ def _configuration(
     file: Path | None, overrides: list[str], out: str | None, resume: bool, resume_from: Path | None
 ) -> Config:
     """The given configuration; a run that is resumed without a file has its own, saved beside its checkpoints."""
-    if file is None and resume_from is not None:
+    if file is None and resume_from is not None and resume_from.is_dir():
         file = resume_from / "config.yaml"
     elif file is None and resume:
         own = Path(out or load_config(None, overrides).train.out) / "config.yaml"

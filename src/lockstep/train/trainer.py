@@ -65,6 +65,8 @@ class Trainer:
         self.display = display or Display()
         self.position = Position()
         self._resumed = False
+        if resume is not None and not Path(resume).is_dir():
+            raise LockstepError(f"there is nothing to resume: {resume} is no directory")
         with ExitStack() as stack:
             stack.enter_context(run_lock(self.out))
             stack.enter_context(self.display)
