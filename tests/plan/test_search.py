@@ -154,7 +154,7 @@ def test_plan_file_mistakes(tmp_path):
 
 def test_only_as_many_layers_are_recomputed_as_memory_asks():
     asked = {"seq": 8192, "global_batch_tokens": 4 << 20}
-    mesh = {"pp": 1, "tp": 1, "cp": 1, "fsdp": 3, "micro_batch": 2}
+    mesh = {"pp": 1, "tp": 1, "cp": 1, "fsdp": 3, "micro_batch": 4}
     some = search("llama3-8b", "64xH100", **asked, pins=mesh)[0]
     count = some.layout.recompute_layers
     assert 0 < count < 32

@@ -36,6 +36,7 @@ class Columns:
     positions: Column
     dropout: Column
     unfused: Column
+    kept_logits: Column
     experts: Column
     experts_per_token: Column
     expert_intermediate: Column
@@ -105,6 +106,7 @@ def columns(shape: ModelShape, layouts: Mapping[str, Any], batch: Batch) -> Colu
         **given,
         matrices=full(3 if shape.gated else 2),
         unfused=full(shape.attention == "unfused"),
+        kept_logits=full(shape.logits == "kept"),
         moe=full(moe),
         seq=full(batch.seq),
         micro_batches=full(np.maximum(1, batch.sequences // (given["dp"] * given["micro_batch"]))),

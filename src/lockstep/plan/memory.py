@@ -15,6 +15,8 @@ _RUNTIME_GB = 1.5
 """Device context, communication library and kernels."""
 _MARGIN = 0.04
 """What the allocator loses to fragmentation, as a fraction of the rest."""
+_CHUNK = 2**23
+"""Logits that a chunked loss holds at a time (``ops.cross_entropy``)."""
 _BUCKET_BYTES = 200e6
 """Buffers of the gradient reduction: two buckets in flight."""
 
@@ -57,7 +59,7 @@ def memory(rows: Columns) -> Memory:
         np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - inputs, 0.0)
         + rows.tokens * rows.hidden * 2 * 4
     )
-    logits = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
+    logits = _logits_bytes(rows)
     # The last stage holds one micro-batch (both chunks' worth in V placement, where it is the first stage too).
     folded = np.isin(rows.schedule, [SCHEDULES.index(name) for name in ("zb-v", "v-half", "dualpipe-v", "gpipe")])
     last = np.where(folded, activations, kept * rows.last_layers)
@@ -69,6 +71,13 @@ def memory(rows: Columns) -> Memory:
     buffers = gathered + np.where(group > 1, 2 * _BUCKET_BYTES, 0.0) + _RUNTIME_GB * 1e9
     held = weights + gradients + optimizer + activations + working + logits
     return Memory(weights, gradients, optimizer, activations, working, logits, buffers, _MARGIN * held)
+
+
+def _logits_bytes(rows: Columns) -> Column:
+    """16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made in the forward."""
+    whole = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
+    chunked = np.minimum(whole, _CHUNK * (2 + 4 + 4)) + 4 * rows.vocab * rows.hidden / rows.tp
+    return np.where(rows.kept_logits > 0, whole, chunked)
 
 
 def parameters(rows: Columns) -> Column:

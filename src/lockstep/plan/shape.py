@@ -25,8 +25,9 @@ class ModelShape:
     ``gated``: three matrices in the MLP instead of two. ``experts`` > 0: every layer after the first ``dense_layers``
     has that many experts of width ``expert_intermediate``, ``experts_per_token`` of them used, plus
     ``shared_intermediate`` used always. ``attention``: ``flash`` never writes the score matrix, ``unfused`` writes it
-    and reads it back. ``positions``: rows of a learned position embedding (0: none, as with rotary positions).
-    ``dropout``: keeps masks, as GPT-2 and GPT-3 do.
+    and reads it back. ``logits``: ``chunked`` makes the loss and its gradient a chunk of rows at a time, as this system
+    does, ``kept`` holds all of them. ``positions``: rows of a learned position embedding (0: none, as with rotary
+    positions). ``dropout``: keeps masks, as GPT-2 and GPT-3 do.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelShape:
     shared_intermediate: int = 0
     dense_layers: int = 0
     attention: Literal["flash", "unfused"] = "flash"
+    logits: Literal["chunked", "kept"] = "chunked"
     positions: int = 0
     dropout: bool = False
 
@@ -96,7 +98,15 @@ class ModelShape:
 def megatron_gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelShape:
     """A GPT model as Megatron built it in 2021: dropout, learned positions, attention that is not fused."""
     return ModelShape(
-        "gpt", layers, hidden, heads, _MEGATRON_VOCABULARY, attention="unfused", positions=positions, dropout=True
+        "gpt",
+        layers,
+        hidden,
+        heads,
+        _MEGATRON_VOCABULARY,
+        attention="unfused",
+        logits="kept",
+        positions=positions,
+        dropout=True,
     )
 
 
