@@ -107,7 +107,7 @@ def test_merging(base, tmp_path, dtype):
     # 3 layers; logits are about 5. In float32 the bound is that of the families.
     tolerance = 1e-4 if dtype == "float32" else 0.15
     torch.testing.assert_close(merged.logits(IDS), apart, atol=tolerance, rtol=tolerance)
-    merge_lora(model.ops, model.decoder)
+    merge_lora(model.decoder)
     assert not has_lora(model.decoder)
     assert same_bytes(model.logits(IDS), merged.logits(IDS))
 

@@ -54,7 +54,7 @@ def _tensors(model: Model) -> dict[str, Tensor]:
             if ".lora" in module_name:
                 continue
             merge = leaf == "weight" and isinstance(module, Linear)
-            tensor = merged_weight(model.ops, module) if merge else parameter.detach()
+            tensor = merged_weight(module) if merge else parameter.detach()
             found[f"{module_name}.{leaf}"] = tensor.to("cpu", model.dtype).contiguous()
     names = hf_names(list(found), FAMILIES[model.config.family])
     return {names[name]: tensor for name, tensor in found.items()}

@@ -18,7 +18,6 @@ from lockstep.model.files import new_directory, read_json, write_json
 from lockstep.model.init import stream
 from lockstep.model.linear import Linear, LoraPair
 from lockstep.model.weights.safetensors_dir import save_tensors
-from lockstep.ops import Operators
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """What can carry an adapter, by Hugging Face's (and PEFT's) names."""
@@ -58,20 +57,26 @@ def has_lora(decoder: Decoder) -> bool:
     return any(linear.lora is not None for linear in adaptable(decoder).values())
 
 
-def merged_weight(ops: Operators, linear: Linear) -> Tensor:
-    """The weight with its adapter folded in, float32 [N, K]: W + scale * B A."""
+def merged_weight(linear: Linear) -> Tensor:
+    """The weight with its adapter folded in, float32 [N, K]: W + scale * B A.
+
+    B A is summed rank by rank, so that a merge has the same bits on every machine and under any numerics.
+    """
+    weight = linear.weight.detach()
     if linear.lora is None:
-        return linear.weight.detach()
-    with torch.no_grad():
-        product = ops.linear(linear.lora.b.float(), linear.lora.a.float().t().contiguous(), None)
-        return linear.weight.float() + product * linear.lora.scale
+        return weight
+    a, b = linear.lora.a.detach().float(), linear.lora.b.detach().float()
+    update = torch.zeros(weight.shape)
+    for r in range(len(a)):
+        update += b[:, r, None] * a[r]
+    return weight.float() + update * linear.lora.scale
 
 
-def merge_lora(ops: Operators, decoder: Decoder) -> None:
+def merge_lora(decoder: Decoder) -> None:
     """Fold every adapter into its weight (kept in the weight's dtype) and drop it."""
     for linear in adaptable(decoder).values():
         if linear.lora is not None:
-            merged = merged_weight(ops, linear).to(linear.weight.dtype)
+            merged = merged_weight(linear).to(linear.weight.dtype)
             linear.weight = nn.Parameter(merged, requires_grad=linear.weight.requires_grad)
             linear.lora = None
 
