@@ -1,6 +1,6 @@
 """From a row of logits to a token. The draw depends on (seed, choice, position) and on the row alone.
 
-Everything is float64 NumPy over one row at a time, so a batch cannot change it. The uniform number comes from
+Everything is NumPy over one row at a time, so a batch cannot change it. The uniform number comes from
 Philox, a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 """
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from lockstep.serve.params import SamplingParams
 
 Row = NDArray[np.float32]
+_COLDEST = 1e-30
+"""Smaller temperatures are this one: float32 has no smaller normal numbers to divide by."""
 
 
 def draw_seed() -> int:
@@ -32,46 +34,61 @@ def sample(logits: Row, params: SamplingParams, prompt: list[int], generated: li
     if params.temperature == 0.0:
         return int(row.argmax())
     number = uniform(seed, choice, len(prompt) + len(generated))
+    weights = _weights(row, params.temperature)
     if params.top_k <= 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return _draw(_weights(row, params.temperature), number)
-    kept = _candidates(row, params)
-    return int(kept[_draw(_weights(row[kept], params.temperature), number)])
+        return _draw(weights, number)
+    kept = _candidates(weights, params)
+    return int(kept[_draw(weights[kept], number)])
 
 
-def _weights(row: NDArray[np.floating], temperature: float) -> NDArray[np.float64]:
-    """Probabilities up to a factor; the largest is 1."""
-    wide = row.astype(np.float64)
-    wide -= wide.max()
+def _weights(row: Row, temperature: float) -> Row:
+    """Probabilities up to a factor, float32; the largest is 1."""
+    shifted = row - row.max()
     with np.errstate(over="ignore"):
-        wide /= temperature
-    return np.exp(wide, out=wide)
+        shifted /= np.float32(max(temperature, _COLDEST))
+    return np.exp(shifted, out=shifted)
 
 
-def _draw(weights: NDArray[np.float64], number: float) -> int:
-    cumulative = np.cumsum(weights)
+def _draw(weights: Row, number: float) -> int:
+    cumulative = np.cumsum(weights, dtype=np.float64)
     index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
     return min(index, len(weights) - 1)
 
 
-def _candidates(row: NDArray[np.floating], params: SamplingParams) -> NDArray[np.int64]:
+def _candidates(weights: Row, params: SamplingParams) -> NDArray[np.intp]:
     """The ids that min_p, top_k and top_p leave, most probable first (the lower id first among equals)."""
-    ids = np.arange(len(row))
-    if params.min_p > 0.0:
-        ids = ids[_weights(row, params.temperature) >= params.min_p]
-    if 0 < params.top_k < len(ids):
-        # Everything above the k-th value is in; among those equal to it the lowest ids are.
-        values = row[ids]
-        edge = np.partition(values, len(ids) - params.top_k)[len(ids) - params.top_k]
-        above, equal = ids[values > edge], ids[values == edge]
-        ids = np.sort(np.concatenate([above, equal[: params.top_k - len(above)]]))
-    ids = ids[np.argsort(-row[ids], kind="stable")]
-    if params.top_p < 1.0:
-        cumulative = np.cumsum(_weights(row[ids], params.temperature))
-        ids = ids[: int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1]
-    return ids
+    if 0 < params.top_k < len(weights):
+        edge = np.partition(weights, len(weights) - params.top_k)[len(weights) - params.top_k]
+        ids = _falling(weights, max(params.min_p, float(edge)))[: params.top_k]
+        total = np.sum(weights[ids], dtype=np.float64)
+    elif params.min_p > 0.0:
+        ids = _falling(weights, params.min_p)
+        total = np.sum(weights[ids], dtype=np.float64)
+    else:
+        total = np.sum(weights, dtype=np.float64)
+        ids = _head(weights, params.top_p * total)
+    if params.top_p >= 1.0:
+        return ids
+    cumulative = np.cumsum(weights[ids], dtype=np.float64)
+    return ids[: int(np.searchsorted(cumulative, params.top_p * total)) + 1]
 
 
-def _adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int]) -> NDArray[np.floating]:
+def _head(weights: Row, mass: float) -> NDArray[np.intp]:
+    """So many of the most probable ids that their weights reach `mass`; seldom is a whole vocabulary sorted."""
+    for least in (1e-2, 1e-4):
+        ids = _falling(weights, least)
+        if np.sum(weights[ids], dtype=np.float64) >= mass * 1.000001:
+            return ids
+    return _falling(weights, 0.0)
+
+
+def _falling(weights: Row, least: float) -> NDArray[np.intp]:
+    """The ids of weights of at least `least`, the largest first, the lower id first among equals."""
+    ids = np.flatnonzero(weights >= np.float32(least))
+    return ids[np.argsort(-weights[ids], kind="stable")]
+
+
+def _adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int]) -> Row:
     """Penalties and bias on a copy; the row itself when there are none."""
     repetition, frequency, presence = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     if repetition == 1.0 and not frequency and not presence and not params.logit_bias:
@@ -85,4 +102,4 @@ def _adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated:
         row[seen] -= frequency * counts + presence
     for token, bias in params.logit_bias.items():
         row[token] += bias
-    return row
+    return row.astype(np.float32)
