@@ -8,7 +8,8 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, activation_bytes
 from lockstep.plan.columns import layout_columns
-from lockstep.plan.memory import PARTS, in_flight, layer_bytes, memory, parameters
+from lockstep.plan.memory import PARTS, in_flight, layer_bytes, memory
+from lockstep.plan.parameters import parameters, sharded_parameters
 from lockstep.plan.published import activations
 from lockstep.plan.shape import megatron_gpt, model_shape
 
@@ -60,6 +61,12 @@ def test_experts_are_split_over_their_ranks():
     one, eighth = parameters(rows)
     experts = shape.layers * shape.experts * shape.expert_parameters
     assert one - eighth == pytest.approx(experts * 7 / 8)
+
+
+def test_sharding_splits_everything_once():
+    shape = model_shape("mixtral-8x7b")
+    rows = layout_columns(shape, [Layout(dp=64, fsdp=3), Layout(dp=64, ep=8, fsdp=3)], Batch(64, 4096))
+    assert sharded_parameters(rows, 3) == pytest.approx(shape.parameters / 64)
 
 
 @pytest.mark.parametrize(

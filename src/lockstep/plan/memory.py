@@ -8,12 +8,13 @@ import numpy as np
 
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.layout import SCHEDULES
+from lockstep.plan.parameters import parameters, sharded_parameters
 
 _WEIGHT, _GRADIENT, _OPTIMIZER = 2.0, 4.0, 12.0
 """Bytes per parameter: 16-bit weight, float32 gradient, float32 master and two moments (18, as in arXiv 2205.05198)."""
 _RUNTIME_GB = 1.5
 """Device context, communication library and kernels."""
-_MARGIN = 0.04
+MARGIN = 0.04
 """What the allocator loses to fragmentation, as a fraction of the rest."""
 _CHUNK = 2**23
 """Logits that a chunked loss holds at a time (``ops.cross_entropy``)."""
@@ -47,50 +48,49 @@ def memory(rows: Columns) -> Memory:
 
     Both are evaluated: the first stage holds the most micro-batches, the last holds one and the logits.
     """
-    owned, group = parameters(rows), rows.dp * rows.cp
-    weights = owned * _WEIGHT / np.where(rows.fsdp >= 3, group, 1)
-    gradients = owned * _GRADIENT / np.where(rows.fsdp >= 2, group, 1)
-    optimizer = owned * _OPTIMIZER / np.where(rows.fsdp >= 1, group, 1)
+    states = state_bytes(rows)
     kept = layer_bytes(rows)
     activations = kept * rows.slow_layers * in_flight(rows)
-    # Recomputation brings back one layer's activations at a time; the backward holds gradients of about one more.
-    inputs = 2 * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
-    working = (
-        np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - inputs, 0.0)
-        + rows.tokens * rows.hidden * 2 * 4
-    )
-    logits = _logits_bytes(rows)
+    logits = logits_bytes(rows)
     # The last stage holds one micro-batch (both chunks' worth in V placement, where it is the first stage too).
     folded = np.isin(rows.schedule, [SCHEDULES.index(name) for name in ("zb-v", "v-half", "dualpipe-v", "gpipe")])
     last = np.where(folded, activations, kept * rows.last_layers)
     heavier = (rows.pp == 1) | (last + logits > activations)
     activations = np.where(heavier & (rows.pp > 1), last, activations)
     logits = np.where(heavier, logits, 0.0)
+    working = working_bytes(rows)
+    held = sum(states, np.zeros(())) + activations + working + logits
+    return Memory(*states, activations, working, logits, buffer_bytes(rows), MARGIN * held)
+
+
+def state_bytes(rows: Columns, vocabularies: Column | None = None) -> tuple[Column, Column, Column]:
+    """Weights, gradients and optimizer state of a rank after sharding; ``vocabularies`` as in ``parameters``."""
+    return (
+        sharded_parameters(rows, 3, vocabularies) * _WEIGHT,
+        sharded_parameters(rows, 2, vocabularies) * _GRADIENT,
+        sharded_parameters(rows, 1, vocabularies) * _OPTIMIZER,
+    )
+
+
+def working_bytes(rows: Columns) -> Column:
+    """What comes and goes: one layer's recomputed activations, and the backward's gradients of about one more."""
+    inputs = 2 * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    again = np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - inputs, 0.0)
+    return again + rows.tokens * rows.hidden * 2 * 4
+
+
+def buffer_bytes(rows: Columns) -> Column:
+    """Gathered weights, buckets of the gradient reduction, and what the runtime takes."""
     # Weights that are sharded are gathered a layer ahead: two layers' weights in 16 bits.
-    gathered = np.where(rows.fsdp >= 3, 2 * owned / np.maximum(rows.slow_layers, 1) * _WEIGHT, 0.0)
-    buffers = gathered + np.where(group > 1, 2 * _BUCKET_BYTES, 0.0) + _RUNTIME_GB * 1e9
-    held = weights + gradients + optimizer + activations + working + logits
-    return Memory(weights, gradients, optimizer, activations, working, logits, buffers, _MARGIN * held)
+    gathered = np.where(rows.fsdp >= 3, 2 * parameters(rows) / np.maximum(rows.slow_layers, 1) * _WEIGHT, 0.0)
+    return gathered + np.where(rows.dp * rows.cp > 1, 2 * _BUCKET_BYTES, 0.0) + _RUNTIME_GB * 1e9
 
 
-def _logits_bytes(rows: Columns) -> Column:
+def logits_bytes(rows: Columns) -> Column:
     """16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made in the forward."""
     whole = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
     chunked = np.minimum(whole, _CHUNK * (2 + 4 + 4)) + 4 * rows.vocab * rows.hidden / rows.tp
     return np.where(rows.kept_logits > 0, whole, chunked)
-
-
-def parameters(rows: Columns) -> Column:
-    """Parameters of the fullest stage on one rank (before sharding over data ranks)."""
-    attention = rows.hidden * 2 * (rows.query + rows.keys)
-    dense = rows.matrices * rows.hidden * rows.intermediate
-    experts = (
-        rows.matrices * rows.hidden * (rows.experts * rows.expert_intermediate / rows.ep + rows.shared_intermediate)
-        + rows.hidden * rows.experts * rows.tp
-    )
-    body = rows.slow_layers * (attention + (1 - rows.moe) * dense + rows.moe * experts) / rows.tp
-    ends = np.where(rows.pp > 1, 1.0, 2.0 - rows.tied)
-    return body + rows.hidden * (rows.vocab * ends + rows.positions) / rows.tp
 
 
 def layer_bytes(rows: Columns) -> Column:

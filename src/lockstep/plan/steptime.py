@@ -12,7 +12,7 @@ from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transf
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.compute import LayerTime, head_time, layer_time, stream_time
 from lockstep.plan.layout import SCHEDULES
-from lockstep.plan.memory import parameters
+from lockstep.plan.parameters import dense_parameters, expert_parameters, sharded_parameters
 
 _HOST_MICRO_BATCH_S, _HOST_STEP_S = 1e-3, 5e-3
 """Time of the framework's Python per micro-batch and per step that hides behind nothing."""
@@ -83,8 +83,8 @@ def step_time(
     bubble = _bubble(rows, *parts)
     m = rows.micro_batches
     reduction = _gradient_reduction(rows, slowest, cluster, factors)
-    shards = np.where(rows.fsdp >= 1, rows.dp * rows.cp, 1.0)
-    optimizer = stream_time(parameters(rows) / shards * _OPTIMIZER_BYTES * factors.optimizer, cluster.device, factors)
+    traffic = sharded_parameters(rows, 1) * _OPTIMIZER_BYTES * factors.optimizer
+    optimizer = stream_time(traffic, cluster.device, factors)
     compute = m * (slowest - layers * scale * exposed.total - host)
     hosts = m * host + _HOST_STEP_S * factors.step
     each = m * layers * scale
@@ -122,14 +122,21 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     cp = (1 + again) * np.maximum(0.0, ring - layer.attention) + np.maximum(0.0, 2 * ring - 2.5 * layer.attention)
     routed = size * rows.experts_per_token
     ep = rows.moe * (4 + 2 * again) * all_to_all(routed, rows.ep, rows.tp, cluster, factors)
-    weights = parameters(rows) * rows.pp / rows.layers * 2
-    group = rows.dp * rows.cp
-    gather = all_gather(weights, group, rows.tp, cluster, factors)
+    group, layers = rows.dp * rows.cp, np.maximum(rows.slow_layers, 1)
+    gather = all_gather(dense_parameters(rows) / layers * 2, group, rows.tp, cluster, factors)
+    gather = gather + all_gather(
+        expert_parameters(rows) / layers * 2, _copies(rows), rows.tp * rows.ep, cluster, factors
+    )
     fsdp = _hidden(gather, layer.forward) + _hidden(2 * gather, layer.device - layer.forward)
     # Gradients sharded (level 2) but not weights: one reduce-scatter per micro-batch behind the backward.
     scatter = _hidden(gather, layer.device - layer.forward)
     shard = np.where(rows.fsdp >= 3, fsdp, np.where(rows.fsdp == 2, scatter, 0.0))
     return _Exposed(tp, cp, ep, np.where(group > 1, shard, 0.0))
+
+
+def _copies(rows: Columns) -> Column:
+    """Data ranks that have the same experts."""
+    return np.maximum(1.0, rows.dp * rows.cp / rows.ep)
 
 
 def _hidden(communication: Column, work: Column) -> Column:
@@ -175,8 +182,9 @@ def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
 def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factors: Coefficients) -> Column:
     """Exposed time of the reduction over data ranks and of tied embeddings over the first and last stage."""
     group, stride = rows.dp * rows.cp, rows.tp
-    size = parameters(rows) * 2 * factors.gradient
-    reduce = all_reduce(size, group, stride, cluster, factors)
+    reduce = all_reduce(dense_parameters(rows) * 2 * factors.gradient, group, stride, cluster, factors)
+    experts = expert_parameters(rows) * 2 * factors.gradient
+    reduce = reduce + all_reduce(experts, _copies(rows), stride * rows.ep, cluster, factors)
     # Levels 2 and 3 reduce inside the micro-batches; level 2 gathers the new weights once.
     reduce = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, reduce / 2, reduce))
     # Buckets go out while the last backward, two thirds of a micro-batch, still runs.
