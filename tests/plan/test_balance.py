@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from lockstep.plan import StageTimes, balance, schedule, simulate
+from lockstep.plan.balance import Balance
+from lockstep.plan.balance_exact import ExactBalance
 from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers, in_flight
+from lockstep.plan.balance_program import solve
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "oracles" / "balance_golden.json").read_text())
 GB = 1e9
@@ -24,8 +27,6 @@ def problem(**changes) -> BalanceProblem:
 
 
 def test_golden_is_met_within_a_second():
-    import scipy.optimize  # noqa: F401  (its import is not what is timed)
-
     begin = time.process_time()  # other processes must not fail this
     found = balance(GOLDEN)
     assert found.makespan <= 110_610
@@ -39,8 +40,6 @@ def test_conventions_are_those_of_the_published_solution():
     counts = [6 + o for o in published["layers_per_stage_offset_from_6"]]
     full = published["full_recompute_layers"]
     fixed = replace(BalanceProblem.from_dict(GOLDEN))
-    from lockstep.plan.balance import Balance
-
     theirs = Balance(fixed, tuple(((n - r, r),) for n, r in zip(counts, full, strict=True)))
     assert theirs.makespan == published["makespan"]
     assert [round(peak / 1e6) for peak in theirs.peaks] == published["stage_peaks_mb"]
@@ -64,13 +63,56 @@ def test_no_cut_is_better(limit, head, tail, extra, micro_batches):
         with pytest.raises(LockstepError, match="GB more"):
             balance(small)
     else:
-        # HiGHS stops within its relative gap of 1e-4.
-        assert balance(small).objective <= best * (1 + 1e-4)
+        assert balance(small).objective == pytest.approx(best)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    limit=st.floats(6, 20),
+    tail=st.floats(0, 3),
+    min_layers=st.integers(0, 1),
+)
+def test_exact_and_integer_program_agree(counts, limit, tail, min_layers):
+    ways = (Keep("none", 1, 2, 1 * GB), Keep("half", 1, 2.3, 0.6 * GB), Keep("full", 1, 3, 0.1 * GB))
+    kinds = [Layers("dense", 1, 1 * GB, ways), Layers("moe", 1, 1.5 * GB, ways[::2])]
+    layers = tuple(replace(kinds[i % 2], count=count) for i, count in enumerate((*counts, 3)))
+    small = BalanceProblem(3, 5, layers, limit * GB, tail=End(tail, 1 * GB), min_layers=min_layers)
+    program = solve(small)
+    if program is None:
+        with pytest.raises(LockstepError, match="GB more"):
+            balance(small)
+        excess = solve(small, elastic=True).excess
+        assert ExactBalance(small).nearest()[1] == pytest.approx(excess, rel=1e-5, abs=1e-6 * limit * GB)
+        return
+    found, theirs = balance(small), Balance(small, program.counts)
+    assert max(found.peaks) <= small.memory_limit * (1 + 1e-9)
+    # HiGHS stops within its relative gap of 1e-4.
+    assert found.objective == pytest.approx(theirs.objective, rel=1e-4)
+
+
+def test_large_and_irregular_problems_are_exact_and_quick():
+    ways = (Keep("none", 1, 2, 0.5 * GB), Keep("selective", 1, 2.2, 0.3 * GB), Keep("full", 1, 3, 0.05 * GB))
+    dense, moe = Layers("dense", 1, 1 * GB, ways), Layers("moe", 1, 3 * GB, ways)
+    begin = time.process_time()
+    found = balance(BalanceProblem(16, 64, (Layers("dense", 126, 1.2 * GB, ways),), 45 * GB, End(0.5), End(2, 4 * GB)))
+    assert found.gap == 0
+    assert sum(found.layers) == 126
+    mixed = balance(BalanceProblem(8, 32, (dense, moe) * 24, 60 * GB, End(0.5), End(2, 4 * GB)))
+    assert sum(mixed.layers) == 48
+    assert time.process_time() - begin < 2.0
+
+
+def test_interleaved_groups_are_even():
+    found = balance(
+        problem(layers=(Layers("dense", 24, 1 * GB, (Keep("none", 1, 2, 0.1 * GB),)),), memory_limit=30 * GB)
+    )
+    assert found.layers == [6, 6, 6, 6]
+    run = replace(found.problem, schedule="interleaved", chunks=2)
+    assert balance(run).layers == [3] * 8
 
 
 def brute_force(small: BalanceProblem) -> float | None:
-    from lockstep.plan.balance import Balance
-
     n, best = small.layers[0].count, None
     for a, b in itertools.product(range(1, n), repeat=2):
         if a + b >= n:

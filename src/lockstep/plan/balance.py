@@ -9,6 +9,7 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.parallel.schedules import StageTimes
+from lockstep.plan.balance_exact import ExactBalance
 from lockstep.plan.balance_problem import BalanceProblem, Keep, Layers
 from lockstep.plan.balance_program import Solution, solve
 from lockstep.plan.simulate import Simulation, simulate
@@ -16,10 +17,15 @@ from lockstep.plan.simulate import Simulation, simulate
 
 @dataclass(frozen=True)
 class Balance:
-    """The answer. ``counts[group][run][keep]``: layers of every run of ``problem.layers``, by the way they are kept."""
+    """The answer. ``counts[group][run][keep]``: layers of every run of ``problem.layers``, by the way they are kept.
+
+    ``gap``: how much smaller the objective could be at most, relatively; 0 with one chunk per device, which is solved
+    exactly, and above 0 if HiGHS ran out of time with several.
+    """
 
     problem: BalanceProblem
     counts: tuple[tuple[tuple[int, ...], ...], ...]
+    gap: float = 0.0
 
     @property
     def layers(self) -> list[int]:
@@ -39,9 +45,12 @@ class Balance:
 
     @cached_property
     def objective(self) -> float:
-        """(m - 1) x slowest device + sum of all groups: what was minimised."""
-        each = [sum(x) for x in zip(*(map(sum, grid) for grid in self.times.grids(*self._shape)), strict=True)]
-        return (self.problem.micro_batches - 1) * max(each) + sum(each)
+        """(m - 1) x slowest stage + sum of all groups, which was minimised; see :func:`balance_program.solve`."""
+        devices = [[sum(parts) for parts in zip(*rows, strict=True)] for rows in zip(*self._grids, strict=True)]
+        slowest = [max(times) for times in zip(*devices, strict=True)]  # of every chunk
+        if self.problem.table.placement == "loop":
+            slowest = [max(slowest)] * self.problem.chunks
+        return (self.problem.micro_batches - 1) * sum(slowest) + sum(map(sum, devices))
 
     @cached_property
     def simulation(self) -> Simulation:
@@ -73,8 +82,8 @@ class Balance:
         return "\n".join([title, *words])
 
     @property
-    def _shape(self) -> tuple[int, int]:
-        return self.problem.stages, self.problem.chunks
+    def _grids(self) -> tuple[list[list[float]], list[list[float]], list[list[float]]]:
+        return self.times.grids(self.problem.stages, self.problem.chunks)
 
     def _of(self, group: int) -> list[tuple[Keep, int]]:
         runs = zip(self.problem.layers, self.counts[group], strict=True)
@@ -102,18 +111,35 @@ def balance(problem: BalanceProblem | Mapping[str, Any]) -> Balance:
     """The best balance. Raises :class:`LockstepError` that says by how many GB it does not fit, and what would fit."""
     if not isinstance(problem, BalanceProblem):
         problem = BalanceProblem.from_dict(problem)
-    found = solve(problem)
+    found = _solve(problem)
     if found is None:
         raise LockstepError(_why_not(problem))
     return _answer(problem, found)
 
 
+def _solve(problem: BalanceProblem, elastic: bool = False) -> Solution | None:
+    """Exact for one chunk per device, otherwise by HiGHS within a time limit."""
+    if problem.chunks > 1:
+        return solve(problem, elastic)
+    exact = ExactBalance(problem)
+    if elastic:
+        return Solution(*exact.nearest())
+    counts = exact.solve()
+    return None if counts is None else Solution(counts, 0.0)
+
+
+def _possible(problem: BalanceProblem) -> bool:
+    """Whether some cut fits, as far as can be told in time."""
+    nearest = _solve(problem, elastic=True)
+    return nearest is not None and nearest.excess <= 1e-9 * problem.memory_limit
+
+
 def _answer(problem: BalanceProblem, found: Solution) -> Balance:
-    return Balance(problem, tuple(tuple(tuple(map(int, run)) for run in group) for group in found.counts))
+    return Balance(problem, tuple(tuple(tuple(map(int, run)) for run in group) for group in found.counts), found.gap)
 
 
 def _why_not(problem: BalanceProblem) -> str:
-    nearest = solve(problem, elastic=True)
+    nearest = _solve(problem, elastic=True)
     assert nearest is not None, "with memory for everything, any cut is a solution"
     peaks = _answer(problem, nearest).peaks
     worst = max(range(problem.stages), key=lambda device: peaks[device])
@@ -122,11 +148,9 @@ def _why_not(problem: BalanceProblem) -> str:
         f"{problem.memory_limit / 1e9:.3g} GB per device; the nearest needs {nearest.excess / 1e9:.3g} GB more, on "
         f"device {worst}."
     )
-    fixes = [
-        text for text, changed in _knobs(problem) if changed is not None and solve(changed, seconds=2.0) is not None
-    ]
+    fixes = [text for text, changed in _knobs(problem) if changed is not None and _possible(changed)]
     without = replace(problem, layers=tuple(map(_without_activations, problem.layers)))
-    if solve(without, seconds=2.0) is None:
+    if not _possible(without):
         said += " Weights and optimizer state alone do not fit, so recompute cannot help; shard them (tp, fsdp)."
     return said + (
         f" Any one of these fits: {'; '.join(fixes)}." if fixes else " None of the other knobs alone fits it."

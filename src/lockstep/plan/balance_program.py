@@ -1,23 +1,28 @@
-"""The balance as a mixed-integer program for HiGHS."""
+"""The balance as a mixed-integer program for HiGHS; with several chunks, whose groups share a device's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.errors import LockstepError
 from lockstep.plan.balance_problem import BalanceProblem, End, Keep
+
+_INFEASIBLE = 2  # scipy's status
 
 
 @dataclass(frozen=True)
 class Solution:
-    """``counts[group][run][keep]`` layers; ``excess``: bytes over the limit that the program had to allow."""
+    """``counts[group][run][keep]`` layers; ``excess``: bytes over the limit that had to be allowed; ``gap``: relative
+    distance to what is proven to be impossible."""
 
-    counts: NDArray[np.int64]
+    counts: Sequence[Sequence[Sequence[int]]]
     excess: float
+    gap: float = 0.0
 
 
 class _Rows:
@@ -39,11 +44,13 @@ class _Rows:
         self.high.append(high)
 
 
-def solve(problem: BalanceProblem, elastic: bool = False, seconds: float = 10.0) -> Solution | None:
+def solve(problem: BalanceProblem, elastic: bool = False, seconds: float = 5.0) -> Solution | None:
     """The best counts, or None if there are none under the limit.
 
-    Minimises (m - 1) x slowest device + sum of all groups: the time of a pipeline whose slowest device sets the pace,
-    filled and drained once. ``elastic``: instead, minimises how far the limit must be raised.
+    Minimises (m - 1) x slowest stage + sum of all groups: the time of a pipeline whose slowest stage sets the pace,
+    filled and drained once. With chunks, that is the sum over the chunks of the slowest group: of each chunk in the V
+    placement, whose devices do the same chunk at the same time; of all groups otherwise.
+    ``elastic``: instead, minimises how far the limit must be raised.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and only needed here
 
@@ -58,7 +65,7 @@ def solve(problem: BalanceProblem, elastic: bool = False, seconds: float = 10.0)
         cost[layout.excess] = 1.0
     else:
         cost[layout.x.ravel()] = np.tile(layout.times.ravel(), problem.groups)
-        cost[layout.slowest] = problem.micro_batches - 1
+        np.add.at(cost, [layout.slowest[chunk] for chunk in range(problem.chunks)], problem.micro_batches - 1)
     found = milp(
         cost,
         constraints=LinearConstraint(np.array(rows.coefficients), rows.low, rows.high),
@@ -67,9 +74,16 @@ def solve(problem: BalanceProblem, elastic: bool = False, seconds: float = 10.0)
         options={"time_limit": seconds, "mip_rel_gap": 1e-4},
     )
     if found.x is None:
-        return None
-    counts = np.rint(found.x[layout.x]).astype(np.int64)
-    return Solution(counts, float(found.x[layout.excess]) * problem.memory_limit)
+        return None if found.status == _INFEASIBLE else _out_of_time(problem, seconds)
+    counts = np.rint(found.x[layout.x]).astype(np.int64).tolist()
+    return Solution(counts, float(found.x[layout.excess]) * problem.memory_limit, float(found.mip_gap))
+
+
+def _out_of_time(problem: BalanceProblem, seconds: float) -> NoReturn:
+    raise LockstepError(
+        f"balance: no cut of {problem.depth} layers into {problem.groups} groups was found within {seconds:g} s, "
+        f"though there may be one. Give more memory per device, fewer chunks, or fewer kinds of layers."
+    )
 
 
 class _Layout:
@@ -81,8 +95,9 @@ class _Layout:
         self.keeps = max(len(run.keeps) for run in problem.layers)
         self.x = np.arange(groups * runs * self.keeps).reshape(groups, runs, self.keeps)
         self.complete = self.x.size + np.arange(groups * (runs - 1)).reshape(groups, runs - 1)
-        self.slowest = self.x.size + self.complete.size
-        self.excess = self.slowest + 1
+        paces = range(problem.chunks) if problem.table.placement == "v" else [0] * problem.chunks
+        self.slowest = self.x.size + self.complete.size + np.array(paces)
+        self.excess = int(self.slowest[-1]) + 1
         self.size = self.excess + 1
         self.times = self.table(lambda keep: keep.time)
         self.activations = self.table(lambda keep: keep.activation) / problem.memory_limit
@@ -90,7 +105,7 @@ class _Layout:
         self.unit = sum(run.count * run.keeps[0].time for run in problem.layers) / groups or 1.0
         self.times /= self.unit
         self.integral = np.ones(self.size)
-        self.integral[[self.slowest, self.excess]] = 0
+        self.integral[[*self.slowest, self.excess]] = 0
         self.upper = np.full(self.size, np.inf)
         self.upper[self.complete.ravel()] = 1
         for r, run in enumerate(problem.layers):
@@ -125,12 +140,11 @@ def _add_order(rows: _Rows, layout: _Layout) -> None:
 
 
 def _add_time(rows: _Rows, layout: _Layout) -> None:
-    table = layout.problem.table
-    for device in range(table.stages):
-        groups = [table.group(device, chunk) for chunk in range(table.chunks)]
-        fixed = sum(3 * end.time for group in groups for end in layout.ends(group)) / layout.unit
-        every = np.broadcast_to(layout.times, (len(groups), *layout.times.shape))
-        rows.add(-np.inf, -fixed, (layout.x[groups].ravel(), every.ravel()), (layout.slowest, -1.0))
+    for group in range(layout.problem.groups):
+        fixed = sum(3 * end.time for end in layout.ends(group)) / layout.unit
+        _, chunk = layout.problem.table.holder(group)
+        terms = (layout.x[group].ravel(), layout.times.ravel()), (layout.slowest[chunk], -1.0)
+        rows.add(-np.inf, -fixed, *terms)
 
 
 def _add_memory(rows: _Rows, layout: _Layout, elastic: bool) -> None:

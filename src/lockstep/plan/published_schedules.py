@@ -93,8 +93,6 @@ def _v_schedules(folder: Path) -> Iterator[float]:
 
 
 def _balance(folder: Path) -> list[Line]:
-    import scipy.optimize  # noqa: F401  (loading it is not what is timed)
-
     golden = json.loads((folder / "balance_golden.json").read_text())
     begin = time.perf_counter()
     found = balance(golden)
