@@ -2,6 +2,7 @@
 
 search, Plan, load_plan       the best few strategies for a model on a cluster; a plan is a value and a file
 predict, Layout, Batch        step time and memory of one strategy
+rank_memory                   memory of one rank at every step of its schedule
 calibrate, Coefficients       a few measured steps correct the description of a cluster
 load_cluster, model_shape     descriptions: devices and links; sizes of models
 activation_bytes              activation memory in closed form
@@ -20,8 +21,9 @@ from lockstep.plan.calibrate import Measured, calibrate
 from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.layout import Batch, Layout
-from lockstep.plan.planfile import Plan, load_plan
+from lockstep.plan.planfile import Plan, check_model, load_plan
 from lockstep.plan.predict import Prediction, predict
+from lockstep.plan.rank_memory import RankMemory, rank_memory
 from lockstep.plan.search import search
 from lockstep.plan.search_schedule import search_schedule
 from lockstep.plan.shape import ModelShape, model_shape
@@ -39,16 +41,19 @@ __all__ = [
     "ModelShape",
     "Plan",
     "Prediction",
+    "RankMemory",
     "Simulation",
     "StageTimes",
     "Table",
     "activation_bytes",
     "balance",
     "calibrate",
+    "check_model",
     "load_cluster",
     "load_plan",
     "model_shape",
     "predict",
+    "rank_memory",
     "save_timeline",
     "schedule",
     "search",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch, Layout
 from lockstep.plan.shape import ModelShape
 
 Column = NDArray[np.float64]
@@ -71,6 +71,11 @@ class Columns:
     def tokens(self) -> Column:
         """Tokens of one micro-batch on one rank."""
         return self.micro_batch * self.seq / self.cp
+
+    @property
+    def folded(self) -> NDArray[np.bool_]:
+        """Whether the schedule places its stages in a V: the first device has the last layers too."""
+        return np.isin(self.schedule, [SCHEDULES.index(name) for name in TWO_CHUNKS])
 
     @property
     def full(self) -> Column:

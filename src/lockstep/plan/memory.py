@@ -52,12 +52,11 @@ def memory(rows: Columns) -> Memory:
     kept = layer_bytes(rows)
     activations = kept * rows.slow_layers * in_flight(rows)
     logits = logits_bytes(rows)
-    # The last stage holds one micro-batch (both chunks' worth in V placement, where it is the first stage too).
-    folded = np.isin(rows.schedule, [SCHEDULES.index(name) for name in ("zb-v", "v-half", "dualpipe-v", "gpipe")])
-    last = np.where(folded, activations, kept * rows.last_layers)
-    heavier = (rows.pp == 1) | (last + logits > activations)
-    activations = np.where(heavier & (rows.pp > 1), last, activations)
-    logits = np.where(heavier, logits, 0.0)
+    # The last stage holds one micro-batch, or all of them under GPipe; in V placement it is the first one too.
+    last = np.where(rows.schedule == SCHEDULES.index("gpipe"), activations, kept * rows.last_layers)
+    alone = (rows.pp > 1) & ~rows.folded
+    heavier = alone & (last + logits > activations)
+    activations, logits = np.where(heavier, last, activations), np.where(heavier | ~alone, logits, 0.0)
     working = working_bytes(rows)
     held = sum(states, np.zeros(())) + activations + working + logits
     return Memory(*states, activations, working, logits, buffer_bytes(rows), MARGIN * held)

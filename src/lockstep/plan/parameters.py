@@ -10,7 +10,8 @@ from lockstep.plan.columns import Column, Columns
 def parameters(rows: Columns, vocabularies: Column | None = None) -> Column:
     """Parameters of the fullest stage on one rank, before sharding over data ranks, experts included.
 
-    ``vocabularies``: how many of embedding and head the stage has (default: one, or all without a pipeline).
+    ``vocabularies``: how many of embedding and head the stage has (default: one, or both
+    without a pipeline and in V placement).
     """
     return dense_parameters(rows, vocabularies) + expert_parameters(rows)
 
@@ -21,7 +22,8 @@ def dense_parameters(rows: Columns, vocabularies: Column | None = None) -> Colum
     dense = rows.matrices * rows.hidden * rows.intermediate
     routed = rows.hidden * (rows.matrices * rows.shared_intermediate + rows.experts * rows.tp)
     body = rows.slow_layers * (attention + (1 - rows.moe) * dense + rows.moe * routed) / rows.tp
-    ends = np.where(rows.pp > 1, 1.0, 2.0 - rows.tied) if vocabularies is None else vocabularies
+    both = (rows.pp == 1) | rows.folded  # the V placement puts the first and the last layers on one device
+    ends = np.where(both, 2.0 - rows.tied, 1.0) if vocabularies is None else vocabularies
     return body + rows.hidden * (rows.vocab * ends + rows.positions * (ends > 0)) / rows.tp
 
 

@@ -85,14 +85,20 @@ def _table(name: str, stages: int, micro_batches: int, chunks: int) -> Table:
 def _stage_times(rows: Columns, times: StepTime, row: int, layout: Layout) -> StageTimes:
     """Times per device and chunk: layers of the stage, the head where the last layers are."""
     p, v = layout.pp, layout.chunks
-    layers = layout.layers_per_stage or _spread(int(rows.layers[row]), p * v)
+    layers = layers_of_chunks(layout, int(rows.layers[row]))
     unit = float(rows.layers[row]) / p
     parts = [float(getattr(times, n)[row]) / unit for n in ("forward", "input_gradient", "weight_gradient")]
-    cells = [[[part * layers[_group(layout, d, c)] for c in range(v)] for d in range(p)] for part in parts]
+    cells = [[[part * n for n in chunks] for chunks in layers] for part in parts]
     device, chunk = next((d, c) for d in range(p) for c in range(v) if _group(layout, d, c) == p * v - 1)
     for grid in cells:
         grid[device][chunk] += float(times.head[row]) / 3
     return StageTimes(cells[0], cells[1], cells[2])
+
+
+def layers_of_chunks(layout: Layout, layers: int) -> list[list[int]]:
+    """``[device][chunk]``: layers of every chunk; as even as it goes unless the layout says."""
+    groups = layout.layers_per_stage or _spread(layers, layout.pp * layout.chunks)
+    return [[groups[_group(layout, d, c)] for c in range(layout.chunks)] for d in range(layout.pp)]
 
 
 def _group(layout: Layout, device: int, chunk: int) -> int:
