@@ -7,8 +7,8 @@ own form. They take turns, a step each, so that a busy moment of the machine hit
 each (compilation, caches) are not measured. All sides compute in bfloat16: ours with float32 masters and moments,
 `transformers` in pure bfloat16 with SDPA attention and fused AdamW. Losses are printed, and must agree to 1e-2 after
 the first step, so that the same work is compared. `hf-eager-float32` and `hf-compile-float32` are `transformers` in
-float32, its best setting on processors without bf16 instructions. MFU is model FLOPs (6 N with the head, plus causal attention) over
-`lockstep.ops.peaks.matrix_peak`, measured in this process before the sides start.
+float32, its best setting on processors without bf16 instructions. MFU is model FLOPs (6 N with the head, plus causal
+attention) over `lockstep.ops.peaks.matrix_peak`.
 """
 
 from __future__ import annotations

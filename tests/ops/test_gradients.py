@@ -66,6 +66,17 @@ def test_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
         assert (mine.double() - right).abs().max() <= tolerance * max(1.0, float(right.abs().max()))
 
 
+def test_a_wide_input_of_a_norm() -> None:
+    """float32 in, bfloat16 out, and a float32 gradient back: the residual stream feeding a layer."""
+    inputs = [randn(0, 33, 50), randn(1, 50, dtype=torch.bfloat16)]
+    case = lambda ops, x, w: ops.rms_norm(x, w, 1e-5, out_dtype=torch.bfloat16)  # noqa: E731
+    y, dx, dw = run(operators("bitwise"), case, inputs)
+    right = run(operators("fast"), lambda ops, x, w: ops.rms_norm(x, w, 1e-5), [x.double() for x in inputs])
+    assert (y.dtype, dx.dtype, dw.dtype) == (torch.bfloat16, torch.float32, torch.bfloat16)
+    for mine, theirs in zip((y, dx, dw), right, strict=True):  # y, dy and dw are rounded to bfloat16
+        assert (mine.double() - theirs).abs().max() <= 1e-2 * float(theirs.abs().max())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_paged_attention_agrees_with_float64(dtype: torch.dtype) -> None:
     from tests.ops.sequences import paged_outputs

@@ -2,6 +2,9 @@
 
 A block computes with the operators it is given and with sums of two tensors, nothing else: what is not an
 operator would not be under the bit contract.
+
+The residual stream is float32 in every compute dtype: norms read it and give the compute dtype, branches are added
+to it. In bfloat16 that takes most of the rounding error out of the logits (docs/numerics.md has the measurement).
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ class Decoder(nn.Module):
         With a Packed batch sequences are whole. With a Paged one `cache` holds a KVPages per layer: the new
         keys and values are written into it, then each row attends to its sequence's pages.
         """
-        x = ops.embedding(tokens, self.embed.weight, dtype, self.config.embedding_scale)
+        x = ops.embedding(tokens, self.embed.weight, dtype, self.config.embedding_scale).float()
         full, sliding = self.rope_tables(batch.positions)
         for i, block in enumerate(self.layers):
             table = sliding if self.config.slides(i) else full
-            x = block(ops, x, batch, table, None if cache is None else cache[i])
-        return self.norm(ops, x)
+            x = block(ops, x, batch, table, None if cache is None else cache[i], dtype)
+        return self.norm(ops, x, dtype)
 
     def head(self, ops: Operators, hidden: Tensor) -> Tensor:
         """hidden [T, D] -> logits float32 [T, V]."""
@@ -94,8 +97,8 @@ class Norm(nn.Module):
         self.eps, self.offset = config.norm_eps, config.norm_offset
         self.weight = unset(width)
 
-    def forward(self, ops: Operators, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps, self.offset)
+    def forward(self, ops: Operators, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps, self.offset, out_dtype=dtype)
 
 
 class Block(nn.Module):
@@ -109,11 +112,20 @@ class Block(nn.Module):
         self.attn_post_norm = Norm(config, width) if config.post_norms else None
         self.mlp_post_norm = Norm(config, width) if config.post_norms else None
 
-    def forward(self, ops: Operators, x: Tensor, batch: Packed | Paged, rope: Tensor, pages: KVPages | None) -> Tensor:
-        """x [T, D] -> [T, D]. rope: this layer's table. pages: this layer's keys and values, with a Paged batch."""
-        h = self.attn(ops, self.attn_norm(ops, x), batch, rope, pages)
+    def forward(
+        self,
+        ops: Operators,
+        x: Tensor,
+        batch: Packed | Paged,
+        rope: Tensor,
+        pages: KVPages | None,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """x float32 [T, D] -> [T, D], its branches computed in dtype. rope: this layer's table. pages: this layer's
+        keys and values, with a Paged batch."""
+        h = self.attn(ops, self.attn_norm(ops, x, dtype), batch, rope, pages)
         x = x + (h if self.attn_post_norm is None else self.attn_post_norm(ops, h))
-        h = self.mlp(ops, self.mlp_norm(ops, x))
+        h = self.mlp(ops, self.mlp_norm(ops, x, dtype))
         return x + (h if self.mlp_post_norm is None else self.mlp_post_norm(ops, h))
 
 

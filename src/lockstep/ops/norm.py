@@ -9,17 +9,22 @@ from torch import Tensor
 from torch.autograd import Function
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x [..., D] / sqrt(mean(x^2) + eps) * (weight [D] + offset), rounded once (arXiv 1910.07467)."""
-    y: Tensor = _RMSNorm.apply(x, weight, eps, offset)
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """x [..., D] / sqrt(mean(x^2) + eps) * (weight [D] + offset), rounded once (arXiv 1910.07467).
+
+    out_dtype: that of the result and of the rounded weight, by default x's; x may be float32 for a bfloat16 result.
+    """
+    y: Tensor = _RMSNorm.apply(x, weight, eps, offset, out_dtype or x.dtype)
     return y
 
 
 class _RMSNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.rms_norm(x, weight.detach().to(x.dtype), eps, offset)
+        y, rstd = torch.ops.lockstep.rms_norm(x, weight.detach().to(dtype), eps, offset)
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset = offset
         return y
@@ -27,6 +32,6 @@ class _RMSNorm(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
-        rounded = weight.detach().to(x.dtype)
-        dx, dw = torch.ops.lockstep.rms_norm_backward(grads[0].contiguous(), x, rounded, rstd, ctx.offset)
-        return dx, dw.to(weight.dtype), None, None
+        dy = grads[0].contiguous()
+        dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.detach().to(dy.dtype), rstd, ctx.offset)
+        return dx, dw.to(weight.dtype), None, None, None

@@ -35,7 +35,7 @@ class Operators:
     pack: Callable[..., Any]
     """(weight [N, K], dtype) -> the weight laid out for inference; only `linear` reads it, without gradient"""
     rms_norm: Callable[..., Tensor]
-    """(x [..., D], weight [D], eps, offset=0.0) -> [..., D]: x / rms(x) * (weight + offset)"""
+    """(x [..., D], weight [D], eps, offset=0.0, out_dtype=None) -> [..., D]: x / rms(x) * (weight + offset)"""
     rope: Callable[..., Tensor]
     """(x [T, H, d], positions int32 [T], table float32 [P, d / 2, 2] of cos and sin) -> [T, H, d] (half-split)"""
     gated: Callable[..., Tensor]

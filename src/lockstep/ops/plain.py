@@ -23,11 +23,14 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    dtype = out_dtype or x.dtype
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + eps)
-    return (h * (weight.to(x.dtype).to(wide) + offset)).to(x.dtype)
+    return (h * (weight.to(dtype).to(wide) + offset)).to(dtype)
 
 
 def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:

@@ -149,12 +149,24 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_op(const Tensor& d_out, co
   return {dq, dk, dv};
 }
 
+// Calls f(X*, T*) for the types of a norm: x, and y as the weight is; x is never narrower than y.
+template <typename F>
+void norm_types(const Tensor& x, const Tensor& weight, F f) {
+  by_type(weight.scalar_type(), [&](auto* t) {
+    if (x.scalar_type() == at::kFloat)
+      f((float*)nullptr, t);
+    else
+      f(t, t);
+  });
+}
+
 std::tuple<Tensor, Tensor> rms_norm_op(const Tensor& x, const Tensor& weight, double eps, double offset) {
   const int64_t d = x.size(-1), rows = x.numel() / d;
-  Tensor y = at::empty_like(x), rstd = at::empty({rows}, x.options().dtype(at::kFloat));
-  by_type(x.scalar_type(), [&](auto* t) {
+  Tensor y = at::empty(x.sizes(), weight.options()), rstd = at::empty({rows}, x.options().dtype(at::kFloat));
+  norm_types(x, weight, [&](auto* wide, auto* t) {
+    using X = TYPE_OF(wide);
     using T = TYPE_OF(t);
-    rms_norm(data<T>(x), data<T>(weight), float(eps), float(offset), data<T>(y), data<float>(rstd), rows, d);
+    rms_norm(data<X>(x), data<T>(weight), float(eps), float(offset), data<T>(y), data<float>(rstd), rows, d);
   });
   return {y, rstd};
 }
@@ -163,9 +175,10 @@ std::tuple<Tensor, Tensor> rms_norm_backward_op(const Tensor& dy, const Tensor& 
                                                 const Tensor& rstd, double offset) {
   const int64_t d = x.size(-1), rows = x.numel() / d;
   Tensor dx = at::empty_like(x), dw = at::empty({d}, x.options().dtype(at::kFloat));
-  by_type(x.scalar_type(), [&](auto* t) {
+  norm_types(x, weight, [&](auto* wide, auto* t) {
+    using X = TYPE_OF(wide);
     using T = TYPE_OF(t);
-    rms_norm_backward(data<T>(dy), data<T>(x), data<T>(weight), float(offset), data<float>(rstd), data<T>(dx),
+    rms_norm_backward(data<T>(dy), data<X>(x), data<T>(weight), float(offset), data<float>(rstd), data<X>(dx),
                       data<float>(dw), rows, d);
   });
   return {dx, dw};

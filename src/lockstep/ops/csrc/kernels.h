@@ -52,10 +52,11 @@ void attention_backward(const T* q, const T* k, const T* v, const T* out, const 
                         T* dk, T* dv, const AttentionShape& shape);
 
 // --- rows (rows.cpp) ---
-template <typename T>
-void rms_norm(const T* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d);
-template <typename T>
-void rms_norm_backward(const T* dy, const T* x, const T* weight, float offset, const float* rstd, T* dx, float* dw,
+// x may be wider than y: a float32 residual stream feeds bfloat16 layers.
+template <typename X, typename T>
+void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d);
+template <typename X, typename T>
+void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, const float* rstd, X* dx, float* dw,
                        int64_t rows, int64_t d);
 // table [*, dim / 2, 2] of cos, sin; sign -1 rotates back (the gradient).
 template <typename T>

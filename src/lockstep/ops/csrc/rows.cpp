@@ -11,11 +11,11 @@
 
 namespace lockstep {
 
-template <typename T>
-void rms_norm(const T* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d) {
+template <typename X, typename T>
+void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d) {
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < rows; i++) {
-    const T* xi = x + i * d;
+    const X* xi = x + i * d;
     F16 squares = F16::zero();
     for (int64_t j = 0; j < d; j += 16) {
 #ifdef LOCKSTEP_TEST_REORDER  // breaks the contract on purpose: a test shows that `lockstep eval bits` finds it
@@ -36,8 +36,8 @@ void rms_norm(const T* x, const T* weight, float eps, float offset, T* y, float*
 }
 
 // With h = x rstd and g = dy (w + offset): dx = rstd (g - h mean(g h)), dw = sum over rows of dy h.
-template <typename T>
-void rms_norm_backward(const T* dy, const T* x, const T* weight, float offset, const float* rstd, T* dx, float* dw,
+template <typename X, typename T>
+void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, const float* rstd, X* dx, float* dw,
                        int64_t rows, int64_t d) {
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < rows; i++) {
@@ -132,11 +132,15 @@ void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* 
   }
 }
 
-#define ROWS(T)                                                                                                      \
-  template void rms_norm(const T*, const T*, float, float, T*, float*, int64_t, int64_t);                            \
-  template void rms_norm_backward(const T*, const T*, const T*, float, const float*, T*, float*, int64_t, int64_t);  \
-  template void rope(const T*, const int32_t*, const float*, float, T*, int64_t, int64_t, int64_t);                  \
-  template void gated(const T*, const T*, int, T*, int64_t);                                                         \
+#define NORM(X, T)                                                                        \
+  template void rms_norm(const X*, const T*, float, float, T*, float*, int64_t, int64_t); \
+  template void rms_norm_backward(const T*, const X*, const T*, float, const float*, X*, float*, int64_t, int64_t)
+NORM(float, float);
+NORM(float, bf16);
+NORM(bf16, bf16);
+#define ROWS(T)                                                                                     \
+  template void rope(const T*, const int32_t*, const float*, float, T*, int64_t, int64_t, int64_t); \
+  template void gated(const T*, const T*, int, T*, int64_t);                                        \
   template void gated_backward(const T*, const T*, const T*, int, T*, T*, int64_t)
 ROWS(float);
 ROWS(bf16);
