@@ -50,10 +50,11 @@ def test_a_batch_gives_the_bits_of_each_alone_and_of_the_training_forward(dtype)
     batch = together.generate(prompts, params)
     again = together.generate(prompts, params)  # behind a warm cache
     assert any(completion.cached_tokens for completion in again)
+    guessed = Engine(model, kv_memory=40 * page_bytes(model), drafts=4, debug=True).generate(prompts, params)
     alone = Engine(model, kv_memory=40 * page_bytes(model), prefix_cache=False, debug=True)
-    for prompt, one, mine, warm in zip(prompts, params, batch, again, strict=True):
+    for prompt, one, mine, warm, fast in zip(prompts, params, batch, again, guessed, strict=True):
         (single,) = alone.generate([prompt], one)
-        assert bits(mine) == bits(single) == bits(warm)
+        assert bits(mine) == bits(single) == bits(warm) == bits(fast)
         teacher = model.logprobs(prompt + mine.token_ids)
         assert same_bits(mine.logprobs, teacher[len(prompt) - 1 :])
         if one.prompt_logprobs is not None:
@@ -146,8 +147,8 @@ def test_cached_tokens_are_the_truth(model):
 
 def test_abort_frees_the_pages_at_once(model):
     engine = Engine(model, prefix_cache=False, debug=True)
-    kept = engine.add_request([5] * 10, SamplingParams(max_tokens=5))
-    gone = engine.add_request([6] * 300, SamplingParams(max_tokens=500, n=2))
+    kept = engine.add_request([5] * 10, SamplingParams(max_tokens=5, ignore_eos=True))
+    gone = engine.add_request([6] * 300, SamplingParams(max_tokens=500, n=2, ignore_eos=True))
     for _ in range(3):
         engine.step()
     used = engine.stats().pages_used
@@ -221,3 +222,72 @@ def test_nan_weights_end_the_request_with_a_reason():
     (output,) = engine.step()
     assert output.finish_reason == "abort"
     assert "NaN" in output.error
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_guessing_gives_the_same_bits_in_fewer_steps(model, temperature):
+    phrase = model.tokenizer.encode("the quick brown fox jumps")
+    params = SamplingParams(
+        max_tokens=60, temperature=temperature, seed=1, logprobs=1, ignore_eos=True, stop=("never",),
+        logit_bias=dict.fromkeys(phrase, 12.0),
+    )  # fmt: skip
+    plain, guessing = Engine(model), Engine(model, drafts=4, debug=True)
+    a, b = plain.generate([phrase * 3], params), guessing.generate([phrase * 3], params)
+    assert bits(a[0]) == bits(b[0])
+    assert a[0].top_logprobs == b[0].top_logprobs
+    assert guessing.stats().steps < plain.stats().steps
+
+
+def test_a_choice_ends_in_the_middle_of_right_guesses(model):
+    token = model.tokenizer.encode("e")[0]
+    params = SamplingParams(max_tokens=30, temperature=0.0, logit_bias={token: 100.0}, stop=("eeeee",), logprobs=0)
+    (a,) = Engine(model).generate([[token] * 8], params)
+    (b,) = Engine(model, drafts=8, debug=True).generate([[token] * 8], params)
+    assert bits(a) == bits(b)
+    assert (b.text, b.finish_reason, len(b.token_ids)) == ("", "stop", 5)
+
+
+def changed_weights(model, factor: float = 1.5) -> dict[str, torch.Tensor]:
+    return {name: p.detach() * factor for name, p in model.decoder.named_parameters()}
+
+
+def test_new_weights_give_the_bits_of_a_fresh_start():
+    served, fresh = tiny_model(), tiny_model()
+    prompt, params = [i % 300 + 3 for i in range(200)], SamplingParams(max_tokens=20, seed=1, logprobs=0)
+    engine = Engine(served, debug=True)
+    (before,) = engine.generate([prompt], params)
+    engine.update_weights(changed_weights(served))
+    for (_, parameter), value in zip(fresh.decoder.named_parameters(), changed_weights(fresh).values(), strict=True):
+        parameter.data = value
+    (after,) = engine.generate([prompt], params)
+    assert after.cached_tokens == 0
+    assert bits(after) == bits(Engine(fresh).generate([prompt], params)[0]) != bits(before)
+
+
+def test_new_weights_in_mid_request_go_on_with_its_tokens():
+    served = tiny_model()
+    engine = Engine(served, debug=True)
+    params = SamplingParams(max_tokens=20, seed=1, logprobs=0, ignore_eos=True)
+    engine.add_request([5] * 70, params)
+    outputs = [o for _ in range(6) for o in engine.step()]
+    engine.update_weights(changed_weights(served))
+    while engine.has_work():
+        outputs += engine.step()
+    tokens = [t for o in outputs for t in o.token_ids]
+    later = served.logprobs([5] * 70 + tokens)[70 + 6 - 1 :]
+    assert same_bits([s.logprob for o in outputs for s in o.scores][6:], later)
+
+
+def test_new_weights_that_do_not_fit_change_nothing(model):
+    engine = Engine(model)
+    state = changed_weights(model)
+    (before,) = engine.generate([[5, 6]], SamplingParams(seed=1))
+    for name, wrong, said in (
+        ("norm.weight", None, "norm.weight is missing"),
+        ("more.weight", torch.zeros(1), "more.weight is not a parameter"),
+        ("norm.weight", torch.zeros(3), r"norm.weight is \[3\], the model has \[64\]"),
+    ):
+        bad = {k: v for k, v in {**state, name: wrong}.items() if v is not None}
+        with pytest.raises(LockstepError, match=said):
+            engine.update_weights(bad)
+    assert engine.generate([[5, 6]], SamplingParams(seed=1))[0].token_ids == before.token_ids

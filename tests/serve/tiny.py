@@ -51,6 +51,6 @@ if __name__ == "__main__":
     config = check(ServeConfig, {key: parse_scalar(value) for key, value in settings.items()}, "arguments")
     engine = Engine(
         tiny_model(), kv_memory=byte_count(config.kv_memory), max_batch_tokens=config.max_batch_tokens,
-        max_queue=config.max_queue, debug=True,
+        max_queue=config.max_queue, drafts=config.drafts, debug=True,
     )  # fmt: skip
     serve(engine, "tiny", config, bind(config.host, config.port))

@@ -57,6 +57,7 @@ def _run(source: str, config: ServeConfig, dtype: str, numerics: Literal["bitwis
             max_running=config.max_running,
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
+            drafts=config.drafts,
         )
         run_server(engine, config.model_name or source, config, bound)
     finally:

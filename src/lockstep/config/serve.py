@@ -46,6 +46,8 @@ class ServeConfig(Section):
     """Sequences that may wait; more are answered with 429."""
     prefix_cache: bool = True
     """Keep the keys and values of finished requests and share them by prefix."""
+    drafts: Annotated[int, Field(ge=0, le=32)] = 0
+    """Tokens guessed by prompt lookup and verified in one pass: faster on text that repeats itself, same output."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Tokens a chat request without max_tokens may generate (text completions: 16, as OpenAI's)."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None

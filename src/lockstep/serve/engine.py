@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-import numpy as np
 from torch import Tensor
 
 from lockstep.errors import LockstepError
@@ -22,6 +22,7 @@ from lockstep.serve.scoring import Reading, readings, scores
 from lockstep.serve.sequence import Sequence
 from lockstep.serve.stream import OutputStream
 from lockstep.serve.text import Decode
+from lockstep.serve.weights import replace_weights
 
 if TYPE_CHECKING:
     from lockstep.model import Model
@@ -48,6 +49,9 @@ class Stats:
     steps: int
     computed_tokens: int
     """Tokens that went through the model, prompts and generated ones."""
+    guessed_tokens: int
+    """Of those, guesses of prompt lookup."""
+    right_guesses: int
 
 
 class Engine:
@@ -55,6 +59,7 @@ class Engine:
 
     model: what `lockstep.load` gives. kv_memory: bytes for keys and values. max_batch_tokens: tokens of one step.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
+    drafts: tokens that are guessed by prompt lookup and verified in one pass; the output is the same without.
     debug: check the page invariant after every step.
     """
 
@@ -67,6 +72,7 @@ class Engine:
         max_running: int = 64,
         max_queue: int | None = None,
         prefix_cache: bool = True,
+        drafts: int = 0,
         debug: bool = False,
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
@@ -86,12 +92,12 @@ class Engine:
         self.max_length = min(model.config.max_positions, pages * PAGE)
         """Tokens that one sequence may have, prompt and output together."""
         self._cache = Cache(pages, prefix_cache)
-        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running)
+        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts)
         self._runner = Runner(model, pages)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}
         self._uids, self._requests = count(), count()
-        self._steps = self._computed = 0
+        self._steps = self._computed = self._guessed = self._right = 0
         self._debug = debug
 
     def add_request(
@@ -162,7 +168,6 @@ class Engine:
         if step.chunks:
             rows, plan = readings(step, self._sequences)
             logits = self._runner.run(step, rows)
-            self._scheduler.advance(step)
             self._steps += 1
             self._computed += step.tokens
             outputs += [output for reading in plan for output in self._read(reading, logits)]
@@ -202,12 +207,23 @@ class Engine:
         cache, scheduler = self._cache, self._scheduler
         return Stats(
             len(scheduler.running), len(scheduler.waiting), cache.total, cache.used, cache.radix.evictable,
-            scheduler.preemptions, self._steps, self._computed,
+            scheduler.preemptions, self._steps, self._computed, self._guessed, self._right,
         )  # fmt: skip
 
     def clear_cache(self) -> None:
         """Forget every cached prefix that no running sequence reads."""
         self._cache.clear()
+
+    def update_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Serve other weights from the next step on, with exactly the bits of an engine started on them.
+
+        state: a tensor for each of `model.decoder.named_parameters()`. Cached keys and values are forgotten; running
+        requests keep the tokens they have and compute their keys and values again.
+        Raises LockstepError, having changed nothing, when names or shapes do not fit.
+        """
+        replace_weights(self.model, state)
+        self._scheduler.restart()
+        self._runner.prepare()
 
     def _expired(self) -> list[Output]:
         now = time.monotonic()
@@ -215,37 +231,54 @@ class Engine:
         return [self._finish(sequence, "timeout") for sequence in late]
 
     def _read(self, reading: Reading, logits: Tensor) -> list[Output]:
-        """Score prompt tokens and draw the next one from a sequence's rows of logits."""
-        sequence, at = reading.sequence, reading.first
-        params, stream = sequence.params, self._streams[sequence.uid]
-        if places := len(reading.scored):
+        """Score prompt tokens and draw the next ones from a sequence's rows of logits."""
+        sequence, places = reading.sequence, len(reading.scored)
+        params, own = sequence.params, logits[reading.first :]
+        if places:
             tokens = sequence.tokens[reading.scored.start : reading.scored.stop]
-            table = self._runner.logprobs(logits[at : at + places])
-            stream.score_prompt(scores(table, tokens, params.prompt_logprobs or 0))
+            table = self._runner.logprobs(own[:places])
+            self._streams[sequence.uid].score_prompt(scores(table, tokens, params.prompt_logprobs or 0))
             sequence.scored = reading.scored.stop - 1
-        if not reading.samples:
-            return []
-        if len(sequence.tokens) >= sequence.limit:
-            return [self._finish(sequence, "length")]  # max_tokens 0: the prompt was only to be scored
-        return self._draw(sequence, stream, logits[at + places : at + places + 1])
-
-    def _draw(self, sequence: Sequence, stream: OutputStream, logits: Tensor) -> list[Output]:
-        """The sequence's next token, and whether it ends with it."""
-        params, row = sequence.params, logits[0].numpy()
-        if np.isnan(row.max()):
+        if reading.draft is None or len(sequence.tokens) >= sequence.limit:
+            self._scheduler.advance(sequence, reading.computed)
+            # max_tokens 0: the prompt was only to be scored.
+            return [] if reading.draft is None else [self._finish(sequence, "length")]
+        rows = own[places : places + 1 + len(reading.draft)]
+        if rows.amax(-1).isnan().any():
             return [self._finish(sequence, "abort", error="the model gave NaN logits: its weights are damaged.")]
-        prompt, generated = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
-        token = sample(row, params, prompt, generated, sequence.seed, sequence.choice)
+        drawn = self._draw(sequence, rows, reading.draft)
+        self._guessed += len(reading.draft)
+        self._right += len(drawn) - 1
+        self._scheduler.advance(sequence, reading.computed + len(drawn) - 1)
+        return self._tell(sequence, drawn, rows)
+
+    def _draw(self, sequence: Sequence, rows: Tensor, draft: tuple[int, ...]) -> list[int]:
+        """The next token, and one more after each guess that was right: the tokens that plain decoding draws."""
+        prompt = sequence.tokens[: sequence.prompt_length]
+        drawn: list[int] = []
+        for row, guess in zip(rows.numpy(), (*draft, None), strict=True):
+            generated = sequence.tokens[sequence.prompt_length :]
+            token = sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice)
+            sequence.tokens.append(token)
+            drawn.append(token)
+            if token != guess:
+                break
+        return drawn
+
+    def _tell(self, sequence: Sequence, drawn: list[int], rows: Tensor) -> list[Output]:
+        """Pass tokens on until one ends the choice."""
+        params, stream = sequence.params, self._streams[sequence.uid]
         wanted = params.logprobs
-        told = () if wanted is None else scores(self._runner.logprobs(logits), [token], wanted)
-        sequence.tokens.append(token)
-        by_id = token in params.stop_token_ids
-        ended = by_id or (token in self._eos and not params.ignore_eos)
-        stop = stream.push(token, told, hidden=ended)
-        if ended or stop is not None:
-            return [self._finish(sequence, "stop", token if by_id else stop)]
-        if len(sequence.tokens) >= sequence.limit:
-            return [self._finish(sequence, "length")]
+        told = None if wanted is None else scores(self._runner.logprobs(rows[: len(drawn)]), drawn, wanted)
+        left = sequence.limit - len(sequence.tokens) + len(drawn)
+        for i, token in enumerate(drawn):
+            by_id = token in params.stop_token_ids
+            ended = by_id or (token in self._eos and not params.ignore_eos)
+            stop = stream.push(token, () if told is None else told[i : i + 1], hidden=ended)
+            if ended or stop is not None:
+                return [self._finish(sequence, "stop", token if by_id else stop)]
+            if i + 1 == left:
+                return [self._finish(sequence, "length")]
         return [stream.take()] if stream.has_text else []
 
     def _finish(

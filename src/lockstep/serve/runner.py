@@ -27,13 +27,17 @@ class Runner:
 
     def __init__(self, model: Model, pages: int) -> None:
         self.model = model
-        model.decoder.prepare(model.ops, model.dtype)
+        self.prepare()
         config = model.config
         shape = (pages, config.num_kv_heads, config.head_dim)
         self._cache = [
             KVPages(_zeros((*shape, PAGE), model.dtype), _zeros((*shape[:2], PAGE, shape[2]), model.dtype))
             for _ in range(config.num_layers)
         ]
+
+    def prepare(self) -> None:
+        """Pack the weights, where they are not packed yet."""
+        self.model.decoder.prepare(self.model.ops, self.model.dtype)
 
     @torch.inference_mode()
     def run(self, step: Step, rows: list[int]) -> Tensor:

@@ -27,6 +27,8 @@ class Chunk:
     pages: tuple[int, ...]
     samples: bool
     """The last row gives the next token."""
+    drafts: int = 0
+    """How many tokens at the end are guesses; the row before each tells whether it was right."""
 
     @property
     def end(self) -> int:
@@ -48,8 +50,9 @@ class Step:
 class Scheduler:
     """Holds the waiting and the running sequences. `schedule` gives the next step, `advance` takes its result."""
 
-    def __init__(self, cache: Cache, max_batch_tokens: int, max_running: int) -> None:
+    def __init__(self, cache: Cache, max_batch_tokens: int, max_running: int, drafts: int = 0) -> None:
         self.cache = cache
+        self.drafts = drafts
         self.max_batch_tokens = max_batch_tokens
         self.max_running = min(max_running, max_batch_tokens)
         self.waiting: list[Sequence] = []
@@ -77,15 +80,25 @@ class Scheduler:
         if not preempted:
             for sequence in self._admissible(self.max_batch_tokens - sum(sizes.values())):
                 self._grow(sequence, sizes, preempted)
-        chunks = [_chunk(s, sizes[s.uid]) for s in self.running if sizes.get(s.uid)]
+        spare = 0 if preempted else self.max_batch_tokens - sum(sizes.values())
+        chunks = []
+        for sequence in self.running:
+            if size := sizes.get(sequence.uid):
+                draft = self._draft(sequence, spare)
+                spare -= len(draft)
+                chunks.append(_chunk(sequence, size, draft))
         return Step(tuple(chunks), tuple(preempted))
 
-    def advance(self, step: Step) -> None:
-        """The step's keys and values are written: count them, and let the cache share full pages."""
-        sizes = {chunk.sequence: len(chunk.tokens) for chunk in step.chunks}
-        for sequence in self.running:
-            sequence.computed += sizes.get(sequence.uid, 0)
-            self.cache.commit(sequence)
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """The next `count` tokens' keys and values are right: count them, and let the cache share full pages."""
+        sequence.computed += count
+        self.cache.commit(sequence)
+
+    def restart(self) -> None:
+        """Keys and values have become wrong: every running sequence begins again, and the cache is empty."""
+        for sequence in list(self.running):
+            self._preempt(sequence)
+        self.cache.clear()
 
     def _grow(self, sequence: Sequence, sizes: dict[int, int], preempted: list[int]) -> None:
         """Give a running sequence its tokens of this step, and pages for them, taken from others if it must be."""
@@ -98,6 +111,14 @@ class Scheduler:
             if victim is sequence:
                 return
         sizes[sequence.uid] = size
+
+    def _draft(self, sequence: Sequence, spare: int) -> list[int]:
+        """Guesses for a decoding sequence: what is left of the budget, and pages that nobody must give."""
+        room = min(self.drafts, spare, sequence.limit - len(sequence.tokens) - 1)
+        if room <= 0 or not sequence.decoding:
+            return []
+        draft = sequence.guess(room)
+        return draft if self.cache.reserve(sequence, len(sequence.tokens) + len(draft)) else []
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -145,8 +166,8 @@ def _order(sequence: Sequence) -> tuple[int, int]:
     return sequence.priority, sequence.uid
 
 
-def _chunk(sequence: Sequence, size: int) -> Chunk:
-    start, end = sequence.computed, sequence.computed + size
-    tokens = tuple(sequence.tokens[start:end])
-    pages = tuple(sequence.pages[: -(-end // PAGE)])
-    return Chunk(sequence.uid, start, tokens, pages, samples=end == len(sequence.tokens))
+def _chunk(sequence: Sequence, size: int, draft: list[int]) -> Chunk:
+    start, known = sequence.computed, sequence.computed + size
+    tokens = (*sequence.tokens[start:known], *draft)
+    pages = tuple(sequence.pages[: -(-(start + len(tokens)) // PAGE)])
+    return Chunk(sequence.uid, start, tokens, pages, known == len(sequence.tokens), len(draft))

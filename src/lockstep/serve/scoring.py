@@ -21,8 +21,10 @@ class Reading:
     first: int
     scored: range
     """Prompt places that the rows from `first` on score, in order."""
-    samples: bool
-    """The row after those gives the next token."""
+    draft: tuple[int, ...] | None
+    """None: nothing is drawn. Else the rows after those give the next token and one after each guess."""
+    computed: int
+    """Known tokens of the chunk."""
 
 
 def readings(step: Step, sequences: Mapping[int, Sequence]) -> tuple[list[int], list[Reading]]:
@@ -39,10 +41,10 @@ def readings(step: Step, sequences: Mapping[int, Sequence]) -> tuple[list[int], 
             start, end = max(chunk.start, sequence.scored), min(chunk.end, sequence.prompt_length - 1)
             scored = range(start + 1, end + 1)
             rows += range(base + start - chunk.start, base + end - chunk.start)
+        known = len(chunk.tokens) - chunk.drafts
         if chunk.samples:
-            rows.append(base + len(chunk.tokens) - 1)
-        if len(rows) > first:
-            plan.append(Reading(sequence, first, scored, chunk.samples))
+            rows += range(base + known - 1, base + len(chunk.tokens))
+        plan.append(Reading(sequence, first, scored, chunk.tokens[known:] if chunk.samples else None, known))
         base += len(chunk.tokens)
     return rows, plan
 

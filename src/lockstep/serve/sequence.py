@@ -9,6 +9,9 @@ from lockstep.ops import PAGE
 from lockstep.serve.params import SamplingParams
 from lockstep.serve.radix import Key, Node
 
+GRAM = 3
+"""Tokens that must have come before in the same order for a guess."""
+
 
 @dataclass(eq=False)
 class Sequence:
@@ -39,6 +42,9 @@ class Sequence:
     scored: int = 0
     """Prompt tokens whose log-probabilities are known (when asked for)."""
     _keys: list[Key] = field(default_factory=list)
+    _seen: dict[tuple[int, ...], int] = field(default_factory=dict)
+    """Where each run of GRAM tokens ended last, as far as `_indexed`."""
+    _indexed: int = GRAM
 
     @property
     def remaining(self) -> int:
@@ -60,3 +66,15 @@ class Sequence:
         for page in range(len(self._keys), count):
             self._keys.append(tuple(self.tokens[page * PAGE : (page + 1) * PAGE]))
         return self._keys[:count]
+
+    def guess(self, count: int) -> list[int]:
+        """Up to `count` tokens that may come next: those that followed the last GRAM tokens the time before.
+
+        Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
+        """
+        tokens = self.tokens
+        for end in range(self._indexed, len(tokens)):
+            self._seen[tuple(tokens[end - GRAM : end])] = end
+        self._indexed = max(self._indexed, len(tokens))
+        at = self._seen.get(tuple(tokens[-GRAM:]))
+        return [] if at is None else tokens[at : at + count]
