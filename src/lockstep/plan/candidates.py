@@ -18,7 +18,8 @@ from lockstep.plan.shape import ModelShape
 Pins = Mapping[str, Any]
 
 PINNABLE = (
-    "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers"
+    "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
+    "offload_layers",
 )  # fmt: skip
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 8)
@@ -56,7 +57,9 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
         if isinstance(value, bool) or not str(value).isdigit():
             raise LockstepError(f"pin {key}={value}: expected a whole number.")
         fixed[key] = int(value)
-        if fixed[key] < (0 if key in ("fsdp", "recompute_layers") else 1) or (key == "fsdp" and fixed[key] > 3):
+        if fixed[key] < (0 if key in ("fsdp", "recompute_layers", "offload_layers") else 1) or (
+            key == "fsdp" and fixed[key] > 3
+        ):
             raise LockstepError(f"pin {key}={value}: expected {'0 to 3' if key == 'fsdp' else 'at least 1'}.")
     degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
     together = int(np.prod(list(degrees.values()))) if degrees else 1

@@ -28,7 +28,8 @@ class Device:
     ``cores``: how many matrix tiles run at once (streaming multiprocessors), for the loss of a half-empty last wave.
     ``matrix_efficiency``: fraction of the matrix rate that a large product reaches; ``half_k``: the inner dimension
     at which half of that is reached. ``memory_efficiency``: fraction of the bandwidth that elementwise kernels reach.
-    ``launch_us``: time of the host per kernel, which bounds small layers.
+    ``launch_us``: time of the host per kernel, which bounds small layers. ``host_gb_s``: copies to host memory, one
+    direction, while the other direction is as busy. ``host_memory_gb``: host memory that one device may fill.
     """
 
     name: str
@@ -40,6 +41,8 @@ class Device:
     half_k: float
     memory_efficiency: float
     launch_us: float
+    host_gb_s: float
+    host_memory_gb: float
 
     @property
     def capacity(self) -> float:

@@ -37,6 +37,7 @@ class Columns:
     dropout: Column
     unfused: Column
     kept_logits: Column
+    residual_bytes: Column
     experts: Column
     experts_per_token: Column
     expert_intermediate: Column
@@ -55,6 +56,7 @@ class Columns:
     chunks: Column
     recompute: Column
     recompute_layers: Column
+    offload_layers: Column
     sequence_parallel: Column
     overlap: Column
     slow_layers: Column
@@ -144,17 +146,18 @@ def _as_dict(rows: Columns) -> dict[str, Column]:
     return {field.name: getattr(rows, field.name) for field in fields(rows)}
 
 
-_NUMBERS = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers")
+_NUMBERS = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers", "offload_layers")
 _DEFAULTS = {
     **dict.fromkeys(_NUMBERS, 1.0),
     "fsdp": 0.0,
     "recompute_layers": 0.0,
+    "offload_layers": 0.0,
     "schedule": float(SCHEDULES.index("1f1b")),
     "recompute": 0.0,
     "sequence_parallel": 1.0,
     "overlap": 1.0,
 }
 _SIZES = (
-    "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied", "positions", "dropout",
-    "experts", "experts_per_token", "expert_intermediate", "shared_intermediate",
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied",
+    "residual_bytes", "positions", "dropout", "experts", "experts_per_token", "expert_intermediate", "shared_intermediate",
 )  # fmt: skip

@@ -156,6 +156,8 @@ def _elementwise(rows: Columns, machine: _Machine) -> tuple[Column, Column]:
     experts = np.where(rows.experts > 0, rows.experts_per_token * rows.expert_intermediate, 0.0)
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * (experts + rows.shared_intermediate)
     moved = 4 * (rows.query + 2 * rows.keys) + 4 * rows.query
-    forward = whole * 22 + rows.tokens / rows.tp * (2 * rows.matrices * middle + moved)
-    backward = whole * 22 + rows.tokens / rows.tp * (3 * rows.matrices * middle + moved)
+    # Norms and residual sums, 22 bytes for a 16-bit stream: six passes over it are wider where it is not.
+    stream = 22 + 6 * (rows.residual_bytes - 2)
+    forward = whole * stream + rows.tokens / rows.tp * (2 * rows.matrices * middle + moved)
+    backward = whole * stream + rows.tokens / rows.tp * (3 * rows.matrices * middle + moved)
     return machine.stream(forward), machine.stream(backward)

@@ -35,6 +35,7 @@ class Layout:
     ``fsdp``: what is sharded over ``dp * cp``: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too.
     ``sequence_parallel``: activations between tensor-parallel regions are split over ``tp``.
     ``recompute_layers``: layers of every stage that are recomputed fully where ``recompute`` keeps more.
+    ``offload_layers``: layers of every stage, not recomputed, whose activations wait in host memory.
     ``overlap``: gradients are reduced behind the backward of the last micro-batch. ``layers_per_stage``: empty = even.
     """
 
@@ -49,6 +50,7 @@ class Layout:
     chunks: int = 1
     recompute: Recompute = "none"
     recompute_layers: int = 0
+    offload_layers: int = 0
     sequence_parallel: bool = True
     overlap: bool = True
     layers_per_stage: tuple[int, ...] = ()
@@ -68,7 +70,8 @@ class Layout:
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
         some = f" + {self.recompute_layers} layers" if self.recompute_layers else ""
-        return " ".join([*parts, f"recompute {self.recompute}{some}"])
+        away = [f"offload {self.offload_layers} layers"] if self.offload_layers else []
+        return " ".join([*parts, f"recompute {self.recompute}{some}", *away])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "layers_per_stage": list(self.layers_per_stage)}

@@ -49,11 +49,14 @@ def memory(rows: Columns) -> Memory:
     Both are evaluated: the first stage holds the most micro-batches, the last holds one and the logits.
     """
     states = state_bytes(rows)
-    kept = layer_bytes(rows)
-    activations = kept * rows.slow_layers * in_flight(rows)
+    activations = stage_bytes(rows) * in_flight(rows)
     logits = logits_bytes(rows)
     # The last stage holds one micro-batch, or all of them under GPipe; in V placement it is the first one too.
-    last = np.where(rows.schedule == SCHEDULES.index("gpipe"), activations, kept * rows.last_layers)
+    last = np.where(
+        rows.schedule == SCHEDULES.index("gpipe"),
+        activations,
+        stage_bytes(rows) * rows.last_layers / np.maximum(rows.slow_layers, 1),
+    )
     alone = (rows.pp > 1) & ~rows.folded
     heavier = alone & (last + logits > activations)
     activations, logits = np.where(heavier, last, activations), np.where(heavier | ~alone, logits, 0.0)
@@ -71,11 +74,19 @@ def state_bytes(rows: Columns, vocabularies: Column | None = None) -> tuple[Colu
     )
 
 
+def stage_bytes(rows: Columns) -> Column:
+    """Bytes of one micro-batch that the fullest stage keeps on the device: offloaded layers wait in host memory."""
+    away = np.minimum(rows.offload_layers, rows.slow_layers * (1 - rows.full))
+    return layer_bytes(rows) * rows.slow_layers - away * plain_layer_bytes(rows)
+
+
 def working_bytes(rows: Columns) -> Column:
     """What comes and goes: one layer's recomputed activations, and the backward's gradients of about one more."""
-    inputs = 2 * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    inputs = rows.residual_bytes * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
     again = np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - inputs, 0.0)
-    return again + rows.tokens * rows.hidden * 2 * 4
+    # A layer on its way out and one on its way back.
+    moving = np.where(rows.offload_layers > 0, 2 * plain_layer_bytes(rows), 0.0)
+    return again + moving + rows.tokens * rows.hidden * 2 * 4
 
 
 def buffer_bytes(rows: Columns) -> Column:
@@ -95,22 +106,26 @@ def logits_bytes(rows: Columns) -> Column:
 def layer_bytes(rows: Columns) -> Column:
     """Bytes that one layer keeps for its backward, per micro-batch, after recomputation's choice."""
     unit = rows.tokens * rows.hidden
-    full = 2 * unit / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
-    scores = _score_bytes(rows)
-    kept = unsaved_bytes(rows) - np.where(rows.recompute == 1, scores, 0.0)
-    return rows.full * full + (1 - rows.full) * kept
+    full = rows.residual_bytes * unit / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    return rows.full * full + (1 - rows.full) * plain_layer_bytes(rows)
+
+
+def plain_layer_bytes(rows: Columns) -> Column:
+    """Bytes of a layer that is not recomputed fully (its scores may be)."""
+    return unsaved_bytes(rows) - np.where(rows.recompute == 1, _score_bytes(rows), 0.0)
 
 
 def unsaved_bytes(rows: Columns) -> Column:
     """The same without any recomputation: arXiv 2205.05198 term by term, for any width, grouping and gating.
 
-    Norm inputs 4h, attention and MLP inputs 4h, two dropout masks; per tensor rank: query, key, value, the core's
-    output, MLP hidden values before and after the activation; unfused attention keeps scores, mask and dropped scores.
+    Norm inputs 4h (8h where the residual stream is float32), attention and MLP inputs 4h, two dropout masks; per tensor
+    rank: query, key, value, the core's output, MLP values before and after the activation; unfused attention keeps
+    scores, mask and dropped scores.
     """
     experts = rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
     split = np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
-    whole = rows.hidden * (8 + 2 * rows.dropout) / split
+    whole = rows.hidden * (2 * rows.residual_bytes + 4 + 2 * rows.dropout) / split
     inside = 2 * (rows.query + 2 * rows.keys) + 2 * rows.query + 2 * rows.matrices * middle
     return rows.tokens * (whole + inside / rows.tp) + _score_bytes(rows)
 

@@ -16,7 +16,7 @@ from lockstep.plan.memory import PARTS, Memory, memory
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.steptime import StepTime, step_time
 
-AXES = ("tp", "cp", "ep", "pp", "dp")
+AXES = ("tp", "cp", "ep", "pp", "dp", "offload")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def prediction(
     parts = {
         "compute": float(times.compute[row]),
         "bubble": idle,
-        **{f"{axis} communication": value for axis, value in exposed.items()},
+        **{axis if axis == "offload" else f"{axis} communication": value for axis, value in exposed.items()},
         "optimizer": float(times.optimizer[row]),
         "host": float(times.host[row]),
     }

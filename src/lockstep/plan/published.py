@@ -19,7 +19,7 @@ from lockstep.plan.layout import Batch, Layout, Recompute
 from lockstep.plan.memory import memory
 from lockstep.plan.predict import predict
 from lockstep.plan.published_schedules import schedule_lines
-from lockstep.plan.shape import megatron_gpt
+from lockstep.plan.shape import megatron_gpt, model_shape
 from lockstep.plan.steptime import step_time
 
 _NETWORK_GB_S = 11.5
@@ -117,12 +117,12 @@ def _megatron_layouts(row: dict[str, str]) -> list[Layout]:
 
 def llama(folder: Path) -> Column:
     """Relative errors of the MFU of Llama 3 405B (arXiv 2407.21783, table 4), 8 chunks per device."""
-    errors = []
+    errors, shape = [], replace(model_shape("llama3-405b"), residual_bytes=2, logits="kept")
     for row in _read(folder / "llama3_405b.csv"):
         pp, dp, cp, tp = (int(row[name]) for name in ("PP", "DP", "CP", "TP"))
         layout = Layout(pp=pp, dp=dp, cp=cp, tp=tp, fsdp=1, schedule="interleaved", chunks=8)
         batch = Batch(int(row["batch/DP"]) * dp, int(row["seq"]))
-        found = predict("llama3-405b", layout, f"{row['GPUs']}xH100", batch)
+        found = predict(shape, layout, f"{row['GPUs']}xH100", batch)
         errors.append(found.mfu / (float(row["BF16 MFU"].split()[0]) / 100) - 1)
     return np.array(errors)
 

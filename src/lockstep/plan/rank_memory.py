@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.parallel.schedules import schedule
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
-from lockstep.plan.memory import MARGIN, buffer_bytes, layer_bytes, logits_bytes, state_bytes, working_bytes
+from lockstep.plan.memory import MARGIN, buffer_bytes, logits_bytes, stage_bytes, state_bytes, working_bytes
 from lockstep.plan.refine import layers_of_chunks
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import held
@@ -64,7 +64,8 @@ def rank_memory(
     table = schedule(layout.schedule, layout.pp, layout.micro_batches(batch), chunks=layout.chunks)
     layers = layers_of_chunks(layout, shape.layers)
     mine = _stage_rows(rows, float(sum(layers[stage])))
-    per_chunk = [[float(layer_bytes(mine)[0]) * n for n in chunks] for chunks in layers]
+    per_layer = float(stage_bytes(mine)[0]) / sum(layers[stage])
+    per_chunk = [[per_layer * n for n in chunks] for chunks in layers]
     held_bytes = held(table, stage, m_b=per_chunk)
     groups = [table.group(stage, chunk) for chunk in range(layout.chunks)]
     first, last = 0 in groups, layout.pp * layout.chunks - 1 in groups

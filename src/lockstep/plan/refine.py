@@ -10,7 +10,7 @@ from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Columns, layout_columns
 from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Batch, Layout
-from lockstep.plan.memory import layer_bytes
+from lockstep.plan.memory import stage_bytes
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import Simulation, simulate
 from lockstep.plan.steptime import StepTime, step_time
@@ -67,7 +67,7 @@ def plan_simulation(
     rows = layout_columns(shape, [layout], batch)
     times = step_time(rows, cluster, factors, dtype)
     table = _table(layout.schedule, layout.pp, _simulated(rows, 0), layout.chunks)
-    held = float(layer_bytes(rows)[0] * rows.slow_layers[0]) / 1e9
+    held = float(stage_bytes(rows)[0]) / 1e9
     return simulate(table, _stage_times(rows, times, 0, layout), float(times.hop[0]), m_b=held)
 
 

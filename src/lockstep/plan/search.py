@@ -20,6 +20,7 @@ from lockstep.plan.memory import memory
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, prediction
 from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
+from lockstep.plan.savings import with_savings
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.steptime import StepTime, step_time
 
@@ -83,30 +84,9 @@ def evaluate(
     shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None, factors: Coefficients, dtype: str = "bf16"
 ) -> Evaluated:
     """Every candidate, whether it fits in memory or not."""
-    table = candidates(shape, cluster, batch, pins)
-    table["recompute_layers"] = recomputed_layers(shape, table, batch, cluster.device.capacity, pins or {})
+    table = with_savings(candidates(shape, cluster, batch, pins), shape, cluster, batch, factors, pins or {})
     rows = columns(shape, table, batch)
     return Evaluated(table, memory(rows).total, step_time(rows, cluster, factors, dtype).step)
-
-
-def recomputed_layers(shape: ModelShape, table: dict[str, Column], batch: Batch, capacity: float, pins: Pins) -> Column:
-    """For every candidate, the fewest layers per stage that must be recomputed fully so that it fits (0: none).
-
-    Memory is linear in that number. A pinned ``recompute`` or ``recompute_layers`` is left as it is.
-    """
-    nothing = np.zeros(len(table["pp"]))
-    if "recompute_layers" in pins:
-        return nothing + float(pins["recompute_layers"])
-    if "recompute" in pins:
-        return nothing
-    rows = columns(shape, table, batch)
-    # One layer less than all: with any layer recomputed, the working memory of one layer comes on top.
-    some = np.maximum(1.0, rows.slow_layers - 1)
-    least, most = (memory(columns(shape, {**table, "recompute_layers": n}, batch)).total for n in (1 + nothing, some))
-    per_layer = np.maximum((least - most) / np.maximum(some - 1, 1), 1.0)
-    needed = 1 + np.maximum(0.0, np.ceil((least - capacity) / per_layer))
-    helps = (memory(rows).total > capacity) & (needed < rows.slow_layers) & (rows.recompute != 2)
-    return np.where(helps, needed, 0.0)
 
 
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:

@@ -26,7 +26,8 @@ class ModelShape:
     has that many experts of width ``expert_intermediate``, ``experts_per_token`` of them used, plus
     ``shared_intermediate`` used always. ``attention``: ``flash`` never writes the score matrix, ``unfused`` writes it
     and reads it back. ``logits``: ``chunked`` makes the loss and its gradient a chunk of rows at a time, as this system
-    does, ``kept`` holds all of them. ``positions``: rows of a learned position embedding (0: none, as with rotary
+    does, ``kept`` holds all of them. ``residual_bytes``: of an element between blocks, 4 as this
+    system keeps it or 2. ``positions``: rows of a learned position embedding (0: none, as with rotary
     positions). ``dropout``: keeps masks, as GPT-2 and GPT-3 do.
     """
 
@@ -47,6 +48,7 @@ class ModelShape:
     dense_layers: int = 0
     attention: Literal["flash", "unfused"] = "flash"
     logits: Literal["chunked", "kept"] = "chunked"
+    residual_bytes: int = 4
     positions: int = 0
     dropout: bool = False
 
@@ -105,6 +107,7 @@ def megatron_gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelS
         _MEGATRON_VOCABULARY,
         attention="unfused",
         logits="kept",
+        residual_bytes=2,
         positions=positions,
         dropout=True,
     )

@@ -12,6 +12,7 @@ from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transf
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.compute import LayerTime, head_time, layer_time, stream_time
 from lockstep.plan.layout import SCHEDULES
+from lockstep.plan.memory import plain_layer_bytes
 from lockstep.plan.parameters import dense_parameters, expert_parameters, sharded_parameters
 
 _HOST_MICRO_BATCH_S, _HOST_STEP_S = 1e-3, 5e-3
@@ -39,6 +40,7 @@ class StepTime:
     exposed_ep: Column
     exposed_pp: Column
     exposed_dp: Column
+    exposed_offload: Column
     optimizer: Column
     host: Column
     forward: Column
@@ -57,10 +59,11 @@ class _Exposed:
     cp: Column
     ep: Column
     fsdp: Column
+    offload: Column
 
     @property
     def total(self) -> Column:
-        return self.tp + self.cp + self.ep + self.fsdp
+        return self.tp + self.cp + self.ep + self.fsdp + self.offload
 
 
 def step_time(
@@ -89,7 +92,7 @@ def step_time(
     hosts = m * host + _HOST_STEP_S * factors.step
     each = m * layers * scale
     exposed_dp = reduction + each * exposed.fsdp
-    axes = each * (exposed.tp + exposed.cp + exposed.ep)
+    axes = each * (exposed.tp + exposed.cp + exposed.ep + exposed.offload)
     return StepTime(
         step=compute + bubble + axes + exposed_pp + exposed_dp + optimizer + hosts,
         compute=compute,
@@ -99,6 +102,7 @@ def step_time(
         exposed_ep=each * exposed.ep,
         exposed_pp=exposed_pp,
         exposed_dp=exposed_dp,
+        exposed_offload=each * exposed.offload,
         optimizer=optimizer,
         host=hosts,
         forward=parts[0],
@@ -131,7 +135,10 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     # Gradients sharded (level 2) but not weights: one reduce-scatter per micro-batch behind the backward.
     scatter = _hidden(gather, layer.device - layer.forward)
     shard = np.where(rows.fsdp >= 3, fsdp, np.where(rows.fsdp == 2, scatter, 0.0))
-    return _Exposed(tp, cp, ep, np.where(group > 1, shard, 0.0))
+    # Activations leave during the forward and return during the backward of another micro-batch.
+    away = rows.offload_layers / layers * plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
+    offload = 2 * np.maximum(0.0, away - layer.forward)
+    return _Exposed(tp, cp, ep, np.where(group > 1, shard, 0.0), offload)
 
 
 def _copies(rows: Columns) -> Column:
@@ -152,7 +159,7 @@ def _stage(layer: LayerTime, busy: Column) -> tuple[Column, Column, Column]:
 
 def _pipeline_transfers(rows: Columns, cluster: Cluster, factors: Coefficients) -> tuple[Column, Column]:
     """One transfer between stages, and all that a step waits for: two per micro-batch on the critical path."""
-    size = rows.tokens * rows.hidden * 2 / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    size = rows.tokens * rows.hidden * rows.residual_bytes / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
     hop = transfer(size, rows.tp * rows.cp * rows.dp, cluster, factors) * (rows.pp > 1)
     return hop, 2 * hop * ((rows.micro_batches - 1) * rows.chunks + rows.pp - 1)
 

@@ -1,0 +1,64 @@
+"""How candidates that exceed the memory are made to fit: offload what hides, recompute as little as needed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lockstep.plan.candidates import Pins
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.columns import Column, columns
+from lockstep.plan.compute import layer_time
+from lockstep.plan.layout import Batch
+from lockstep.plan.memory import in_flight, memory, plain_layer_bytes
+from lockstep.plan.shape import ModelShape
+
+Table = dict[str, Column]
+
+
+def with_savings(
+    table: Table, shape: ModelShape, cluster: Cluster, batch: Batch, factors: Coefficients, pins: Pins
+) -> Table:
+    """The candidates, those that do not fit once with recomputation alone and once with offload first.
+
+    Pinned ``recompute``, ``recompute_layers`` and ``offload_layers`` are left as they are.
+    """
+    none = {**table, "offload_layers": np.zeros(len(table["pp"])), "recompute_layers": np.zeros(len(table["pp"]))}
+    fixed = {name: float(pins[name]) for name in ("offload_layers", "recompute_layers") if name in pins}
+    none.update({name: none[name] + value for name, value in fixed.items()})
+    recomputed = _recompute(none, shape, batch, cluster.device.capacity, pins)
+    if fixed or "recompute" in pins:
+        return recomputed
+    hidden = {**none, "offload_layers": _offload(none, shape, batch, cluster, factors)}
+    away = _recompute(hidden, shape, batch, cluster.device.capacity, pins)
+    useful = away["offload_layers"] > 0
+    return {name: np.concatenate([column, away[name][useful]]) for name, column in recomputed.items()}
+
+
+def _offload(table: Table, shape: ModelShape, batch: Batch, cluster: Cluster, factors: Coefficients) -> Column:
+    """Layers per stage to offload: as many as needed; they must hide behind the forward and have room in the host."""
+    rows = columns(shape, table, batch)
+    one = memory(columns(shape, {**table, "offload_layers": 1 + 0 * rows.pp}, batch)).total
+    all_ = memory(columns(shape, {**table, "offload_layers": rows.slow_layers}, batch)).total
+    per_layer = np.maximum((one - all_) / np.maximum(rows.slow_layers - 1, 1), 1.0)
+    needed = 1 + np.maximum(0.0, np.ceil((one - cluster.device.capacity) / per_layer))
+    seconds = plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
+    hides = np.floor(layer_time(rows, cluster.device, factors).forward * rows.slow_layers / seconds)
+    room = np.floor(cluster.device.host_memory_gb * 1e9 / (plain_layer_bytes(rows) * in_flight(rows)))
+    count = np.minimum(np.minimum(needed, np.minimum(hides, room)), rows.slow_layers)
+    return np.where((memory(rows).total > cluster.device.capacity) & (rows.recompute != 2), count, 0.0)
+
+
+def _recompute(table: Table, shape: ModelShape, batch: Batch, capacity: float, pins: Pins) -> Table:
+    """The table with the fewest layers per stage recomputed fully that make a row fit (0 where it fits or cannot)."""
+    if "recompute" in pins or "recompute_layers" in pins:
+        return table
+    rows = columns(shape, table, batch)
+    rest = rows.slow_layers - table["offload_layers"]
+    some = np.maximum(1.0, rest - 1)
+    # Memory is linear in the number, once the working memory of one recomputed layer has come on top.
+    least, most = (memory(columns(shape, {**table, "recompute_layers": n}, batch)).total for n in (some * 0 + 1, some))
+    per_layer = np.maximum((least - most) / np.maximum(some - 1, 1), 1.0)
+    needed = 1 + np.maximum(0.0, np.ceil((least - capacity) / per_layer))
+    helps = (memory(rows).total > capacity) & (needed < rest) & (rows.recompute != 2)
+    return {**table, "recompute_layers": np.where(helps, needed, 0.0)}
