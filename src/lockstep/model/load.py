@@ -19,7 +19,7 @@ from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
-from lockstep.ops import Numerics, operators
+from lockstep.ops import Numerics, check_head_dim, operators
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Compute dtypes by name."""
@@ -49,6 +49,8 @@ def load(
         return _with_adapter(path, dtype, device, numerics)
     else:
         decoder, tokenizer = _from_directory(path, compute)
+    if numerics == "bitwise":
+        check_head_dim(decoder.config.head_dim)
     return Model(decoder.eval(), tokenizer, ops, compute)
 
 

@@ -1,6 +1,7 @@
 """The operators under the bit contract: kernels, plain references, and the batch layouts they share."""
 
+from lockstep.ops.attention import check_head_dim
 from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
 from lockstep.ops.operators import Numerics, Operators, operators
 
-__all__ = ["PAGE", "KVPages", "Numerics", "Operators", "Packed", "Paged", "operators"]
+__all__ = ["PAGE", "KVPages", "Numerics", "Operators", "Packed", "Paged", "check_head_dim", "operators"]

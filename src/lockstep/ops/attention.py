@@ -22,21 +22,21 @@ def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, wind
 
     window: a query sees the last `window` keys, itself included. d must be a multiple of 16 (LockstepError).
     """
-    _check_dim(q)
+    check_head_dim(q.shape[-1])
     out: Tensor = _Attention.apply(q, k, v, batch, scale, window or 0)
     return out
 
 
 def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
     """Put the new keys and values [T, Hkv, d] into the pages of their sequences."""
-    _check_dim(k)
+    check_head_dim(k.shape[-1])
     table, starts, positions = batch.page_table, batch.starts, batch.positions
     torch.ops.lockstep.write_kv(k.contiguous(), v.contiguous(), pages.k, pages.v, table, starts, positions)
 
 
 def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
     """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, d]; without gradient."""
-    _check_dim(q)
+    check_head_dim(q.shape[-1])
     refuse_gradient("paged attention", q)
     out: Tensor = torch.ops.lockstep.attention_paged(
         q.contiguous(), pages.k, pages.v, batch.page_table, batch.starts, batch.positions, scale, window or 0
@@ -44,10 +44,11 @@ def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, windo
     return out
 
 
-def _check_dim(q: Tensor) -> None:
-    if q.shape[-1] % 16:
+def check_head_dim(head_dim: int) -> None:
+    """LockstepError for a width of heads that the kernels do not take."""
+    if head_dim % 16:
         raise LockstepError(
-            f"head_dim is {q.shape[-1]}; the attention kernel takes multiples of 16. Change head_dim, or run this "
+            f"head_dim is {head_dim}; the attention kernel takes multiples of 16. Change head_dim, or run this "
             "model with `numerics: fast`, which takes any size but does not keep the bit contract."
         )
 

@@ -14,7 +14,7 @@ from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
 from lockstep.model.families import check as check_family
 from lockstep.model.hash import hash_tensors
 from lockstep.model.lora import add_lora, save_adapter
-from lockstep.ops import operators
+from lockstep.ops import check_head_dim, operators
 from lockstep.train.checkpoint import Checkpoint
 from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
 from lockstep.train.optimizer import AdamW
@@ -45,10 +45,11 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
     without reading the corpus again. Raises `LockstepError` for what does not fit together.
     """
     start = given if given is not None else _loaded(config, point)
-    tokenizer, tokens = _data(config, start, out / "data", report, point)
     shape = start.config if start is not None else config.model
     assert isinstance(shape, ModelConfig)
-    _check_fit(config, shape, tokenizer)
+    _check_shape(config, shape)
+    tokenizer, tokens = _data(config, start, out / "data", report, point)
+    _check_vocabulary(config, shape, tokenizer)
     decoder = random_decoder(shape, config.train.seed) if start is None else start.decoder
     base = _prepare(decoder, config, adapters=config.lora.rank > 0)
     model = Model(decoder, tokenizer, operators(config.train.numerics), getattr(torch, config.train.dtype))
@@ -119,13 +120,9 @@ def _tokenizer(config: Config, start: Model | None) -> Tokenizer | None:
     return None if start is None else start.tokenizer
 
 
-def _check_fit(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:
+def _check_shape(config: Config, shape: ModelConfig) -> None:
+    """What can be refused before the corpus is read."""
     new = isinstance(config.model, ModelConfig)
-    if (new or config.data.tokenizer) and tokenizer.vocab_size > shape.vocab_size:
-        raise LockstepError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the embedding only {shape.vocab_size} rows "
-            f"(model.vocab_size): set model.vocab_size to at least {tokenizer.vocab_size}"
-        )
     if config.data.seq_len > shape.max_positions:
         raise LockstepError(
             f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}: "
@@ -136,4 +133,15 @@ def _check_fit(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None
             "lora.merge: false writes adapters that name the model they belong to, and a new one has no name: "
             "set model to a path or an alias, or lora.merge to true"
         )
+    if config.train.numerics == "bitwise":
+        check_head_dim(shape.head_dim)
     check_family(shape)
+
+
+def _check_vocabulary(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:
+    own = isinstance(config.model, str) and config.data.tokenizer is None  # the loaded model's: `load` has checked it
+    if not own and tokenizer.vocab_size > shape.vocab_size:
+        raise LockstepError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the embedding only {shape.vocab_size} rows "
+            f"(model.vocab_size): set model.vocab_size to at least {tokenizer.vocab_size}"
+        )
