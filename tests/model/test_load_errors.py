@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import lockstep
 from lockstep.errors import LockstepError
 from lockstep.model import load, train_bpe
 from lockstep.model.load import ALIASES
-from tests.model.tiny import tiny
+from tests.model.tiny import SIZES, tiny
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,52 @@ def test_damaged_files_are_named(directory):
         load(directory)
     (directory / "config.json").unlink()
     with pytest.raises(LockstepError, match=r"has no config.json"):
+        load(directory)
+
+
+def configured(directory, **keys):
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_attention_heads": 5}, r"config.json: num_kv_heads 2 must divide num_heads 5$"),
+        ({"vocab_size": "x"}, r"config.json: vocab_size: .*integer.*\(found 'x'\)$"),
+        ({"eos_token_id": "x"}, r"config.json: eos_token_id: .*integer.*\(found 'x'\)$"),
+        ({"eos_token_id": 1.5}, r"config.json: eos_token_id: .*integer"),
+        ({"rope_parameters": 5}, r"config.json: a value is missing or of the wrong type"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, r"config.json: a value is missing .*'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, r"rope_scaling.factor: .*number.*\(found 'x'\)"),
+        ({"rope_parameters": {"rope_theta": "x"}}, r"config.json: rope_theta: .*number"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"config.json: rope type 'yarn' is not supported"),
+    ],
+)
+def test_wrong_configurations_are_named(directory, keys, message):
+    with pytest.raises(LockstepError, match=message):
+        load(configured(directory, **keys))
+
+
+def test_rope_scaling_counts_beside_rope_parameters(directory):
+    keys = {"rope_theta": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    ours = load(configured(directory, **keys), dtype="float32").logits(range(60))
+    theirs = AutoModelForCausalLM.from_pretrained(directory)(torch.arange(60)[None]).logits[0]
+    assert (ours - theirs).abs().max() < 1e-4  # the bound of test_families
+
+
+def test_a_head_that_the_kernels_do_not_take_is_refused_on_loading(tmp_path):
+    LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=24)).save_pretrained(tmp_path)
+    with pytest.raises(LockstepError, match=r"head_dim is 24.*multiples of 16.*numerics: fast"):
+        load(tmp_path)
+    load(tmp_path, numerics="fast").logits([1, 2])
+
+
+def test_what_cannot_be_read_is_named(directory):
+    (directory / "config.json").unlink()
+    (directory / "config.json").mkdir()
+    with pytest.raises(LockstepError, match=r"cannot read .*config.json: Is a directory"):
         load(directory)
 
 

@@ -28,7 +28,9 @@ def read_json(file: Path) -> dict[str, Any]:
             f"{file.parent} has no {file.name}, so it is no Hugging Face model directory; "
             "give one that `transformers` or `lockstep export` wrote, or a .gguf file"
         ) from None
-    except ValueError as error:
+    except OSError as error:
+        raise LockstepError(f"cannot read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
         raise LockstepError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise LockstepError(f"{file} must hold a JSON object, found {type(content).__name__}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lockstep.config.model import ModelConfig, RopeScaling
+from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model.families import Family, check, family
 
@@ -46,12 +46,15 @@ def read_config(raw: dict[str, Any], source: str) -> ModelConfig:
     fields: dict[str, Any] = {ours: raw[theirs] for ours, theirs in _KEYS.items() if theirs in raw}
     fields |= dict(table.implied) | {"family": name, "activation": _activation(raw, table, source)}
     eos = raw.get("eos_token_id", ())
-    fields["eos_ids"] = (eos,) if isinstance(eos, int) else tuple(eos)
-    fields |= _rope(raw, source)
-    fields |= _windows(name, raw)
-    if name == "gemma3_text":
-        fields["embedding_scale"] = raw["hidden_size"] ** 0.5
-        fields["attention_scale"] = raw["query_pre_attn_scalar"] ** -0.5
+    fields["eos_ids"] = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
+    try:
+        fields |= _rope(raw, source)
+        fields |= _windows(name, raw)
+        if name == "gemma3_text":
+            fields["embedding_scale"] = raw["hidden_size"] ** 0.5
+            fields["attention_scale"] = raw["query_pre_attn_scalar"] ** -0.5
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LockstepError(f"{source}: a value is missing or of the wrong type ({error!r})") from error
     return validated(fields, source)
 
 
@@ -61,8 +64,13 @@ def validated(fields: dict[str, Any], source: str) -> ModelConfig:
         config = ModelConfig.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise LockstepError(f"{source}: {_KEYS.get(key, key)}: {first['msg']} (found {first['input']!r})") from error
+        key = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+        reason = first["msg"].removeprefix("Value error, ")
+        if key:
+            found = "" if first["type"] == "missing" else f" (found {first['input']!r})"
+            theirs = "eos_token_id" if key == "eos_ids" else _KEYS.get(key, key)
+            reason = f"{theirs}: {reason}{found}"
+        raise LockstepError(f"{source}: {reason}") from error
     check(config)
     return config
 
@@ -76,34 +84,38 @@ def _activation(raw: dict[str, Any], table: Family, source: str) -> str:
 
 
 def _rope(raw: dict[str, Any], source: str) -> dict[str, Any]:
-    """transformers 5 has rope_parameters (per layer type in Gemma 3), 4 rope_theta with rope_scaling."""
+    """transformers 5 has rope_parameters (per layer type in Gemma 3), 4 rope_theta with rope_scaling. Where both
+    stand, rope_scaling counts, as it does there: people add it by hand."""
     parameters = raw.get("rope_parameters") or {}
     full = parameters.get("full_attention", parameters)
     local = parameters.get("sliding_attention", {})
-    scaling = full or raw.get("rope_scaling") or {}
-    fields: dict[str, Any] = {"rope_theta": float(full.get("rope_theta", raw.get("rope_theta", 10000.0)))}
+    scaling = raw.get("rope_scaling") or full
+    fields: dict[str, Any] = {
+        "rope_theta": scaling.get("rope_theta", full.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    }
     fields["rope_scaling"] = _scaling(scaling, raw, source)
     if "rope_local_base_freq" in raw:
-        fields["rope_theta_local"] = float(local.get("rope_theta", raw["rope_local_base_freq"]))
+        fields["rope_theta_local"] = local.get("rope_theta", raw["rope_local_base_freq"])
         if _scaling(local, raw, source) is not None:
             raise LockstepError(f"{source}: rope scaling in sliding-window layers is not supported")
     return fields
 
 
-def _scaling(found: dict[str, Any], raw: dict[str, Any], source: str) -> RopeScaling | None:
+def _scaling(found: dict[str, Any], raw: dict[str, Any], source: str) -> dict[str, Any] | None:
+    """The fields of a RopeScaling, for `validated`."""
     kind = found.get("rope_type", found.get("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(found["factor"]))
+        return {"kind": "linear", "factor": found["factor"]}
     if kind == "llama3":
-        return RopeScaling(
-            kind="llama3",
-            factor=float(found["factor"]),
-            low_freq_factor=float(found["low_freq_factor"]),
-            high_freq_factor=float(found["high_freq_factor"]),
-            original_max_positions=found.get("original_max_position_embeddings", raw["max_position_embeddings"]),
-        )
+        return {
+            "kind": "llama3",
+            "factor": found["factor"],
+            "low_freq_factor": found["low_freq_factor"],
+            "high_freq_factor": found["high_freq_factor"],
+            "original_max_positions": found.get("original_max_position_embeddings", raw["max_position_embeddings"]),
+        }
     raise LockstepError(f"{source}: rope type {kind!r} is not supported; known are default, linear, llama3")
 
 

@@ -127,7 +127,9 @@ def train_bpe(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     least = 256 + len(special)
     if vocab_size < least:
-        raise LockstepError(f"vocab_size {vocab_size} is too small: 256 bytes and 3 special tokens need {least}")
+        raise LockstepError(
+            f"vocab_size {vocab_size} is too small: 256 bytes and 3 special tokens need {least}; raise model.vocab_size"
+        )
     backend = Backend(models.BPE())
     backend.pre_tokenizer = byte_level("smollm")
     backend.decoder = decoders.ByteLevel()
