@@ -52,6 +52,9 @@ def test_own_file(tmp_path):
     file.write_text(text.replace("cores:", "kores:"))
     with pytest.raises(LockstepError, match="kores"):
         load_cluster(str(file))
+    file.write_text(text.replace("memory_gb: 80", "memory_gb: -80"))
+    with pytest.raises(LockstepError, match="memory_gb is -80; it must be a positive number"):
+        load_cluster(str(file))
     with pytest.raises(LockstepError, match="does not exist"):
         load_cluster("4xnowhere.yaml")
 

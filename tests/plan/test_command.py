@@ -35,6 +35,8 @@ def test_plan(tmp_path, capsys):
         (["llama3-8b", "--pin", "tp"], "expected KEY=VALUE"),
         (["llama3-8b", "--dtype", "fp4"], "described for bf16"),
         (["calibrate"], "needs a file of measured steps"),
+        (["nowhere.yaml"], "cannot be read as YAML"),
+        (["llama3-8b", "--out", "nowhere/plan.yaml"], "Choose another --out"),
     ],
 )
 def test_mistakes(arguments, message, capsys, tmp_path, monkeypatch):

@@ -161,6 +161,12 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
             f"cluster description {kind!r} is incomplete or has an unknown key: {error}. "
             "A packaged file of plan/clusters shows every key."
         ) from error
+    numbers = {"memory_gb": device.memory_gb, "memory_gb_s": device.memory_gb_s, "cores": device.cores}
+    numbers |= {f"matrix_tflops {name}": rate for name, rate in device.matrix_tflops.items()}
+    numbers |= {f"gb_s of level {level.name}": level.gb_s for level in levels}
+    for name, value in numbers.items():
+        if not isinstance(value, (int, float)) or not value > 0:
+            raise LockstepError(f"cluster description {kind!r}: {name} is {value!r}; it must be a positive number.")
     if not levels or any(b.size < a.size for a, b in pairwise(levels)):
         raise LockstepError(f"cluster description {kind!r}: levels must be listed from the inside out, sizes growing.")
     sources = tuple(str(source) for source in description.get("sources", []))

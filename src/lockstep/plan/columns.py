@@ -159,5 +159,6 @@ _DEFAULTS = {
 }
 _SIZES = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied",
-    "residual_bytes", "positions", "dropout", "experts", "experts_per_token", "expert_intermediate", "shared_intermediate",
+    "residual_bytes", "positions", "dropout", "experts", "experts_per_token", "expert_intermediate",
+    "shared_intermediate",
 )  # fmt: skip

@@ -28,8 +28,11 @@ class Plan:
     worse: str = ""
 
     def save(self, path: str | Path) -> None:
-        """Write ``plan.yaml``."""
-        Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        """Write ``plan.yaml``. Raises LockstepError where that is not possible."""
+        try:
+            Path(path).write_text(self.to_yaml(), encoding="utf-8")
+        except OSError as error:
+            raise LockstepError(f"cannot write the plan to {path}: {error.strerror}. Choose another --out.") from error
 
     def to_yaml(self) -> str:
         """The file's text: plain numbers, readable, with the predicted values for comparison."""

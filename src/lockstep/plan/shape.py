@@ -127,7 +127,7 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
     if file.suffix == ".json":
         return _hugging_face(file)
     if file.suffix in (".yaml", ".yml"):
-        return _explicit(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return _explicit(_yaml(file))
     table = _table()
     if (name := str(given).lower()) in table:
         return _explicit({"name": name, **table[name]})
@@ -141,6 +141,16 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
 @cache
 def _table() -> dict[str, dict[str, Any]]:
     content: dict[str, dict[str, Any]] = yaml.safe_load(_LIBRARY.read_text(encoding="utf-8"))
+    return content
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise LockstepError(f"model file {file} cannot be read as YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise LockstepError(f"model file {file} must be a mapping with layers, hidden, heads and vocab.")
     return content
 
 
