@@ -145,3 +145,10 @@ def test_unknown_tokens_are_detokenized_to_nothing(url):
 def test_the_server_is_well_after_all_that(url):
     assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.post(f"{url}/v1/completions", json={**TEXT, "max_tokens": 2}).status_code == 200
+
+
+def test_the_schema_tells_the_errors(url):
+    document = httpx.get(f"{url}/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert {"200", "4XX", "5XX"} == set(operation["responses"]), path

@@ -34,7 +34,7 @@ def create_app(engine: Engine, name: str, config: ServeConfig) -> FastAPI:
         await service.worker.stop()
 
     # No /docs page: it would load scripts from elsewhere. /openapi.json has the schema.
-    app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None, responses=errors.RESPONSES)
     app.add_middleware(Gate, api_key=config.api_key, max_body=byte_count(config.max_body))
     errors.install(app)
     app.add_exception_handler(ClientGone, _nobody)

@@ -41,6 +41,16 @@ class ApiError(Exception):
         return Response(json.dumps(self.body), self.status, headers, "application/json")
 
 
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": about, "model": schema.ErrorBody}
+    for status, about in (
+        ("4XX", "The request is wrong, refused, or too much: the message says what to change."),
+        ("5XX", "The server cannot answer: it is shutting down (503), was too slow (504), or has a bug (500)."),
+    )
+}
+"""For the OpenAPI document."""
+
+
 def explain(error: Exception) -> ApiError:
     """The answer to an error of the engine or of the request."""
     match error:

@@ -174,3 +174,18 @@ class DetokenizeRequest(Body):
 
     model: Text | None = None
     tokens: list[TokenId]
+
+
+class Error(BaseModel):
+    """What went wrong, as OpenAI writes it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every answer other than 200."""
+
+    error: Error
