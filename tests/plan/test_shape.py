@@ -58,6 +58,8 @@ def test_mapping_and_mistakes():
     assert shape == ModelShape("custom", 2, 8, 2, 10)
     with pytest.raises(LockstepError, match="unknown key 'layer': the nearest is 'layers'"):
         model_shape({"layer": 2})
+    with pytest.raises(LockstepError, match="heads is 0; it must be a whole number"):
+        model_shape({"layers": 2, "hidden": 8, "heads": 0, "vocab": 10})
     with pytest.raises(LockstepError, match="hidden, heads, vocab missing"):
         model_shape({"layers": 2})
     with pytest.raises(LockstepError, match="nearest name is 'llama3-8b'"):

@@ -30,7 +30,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees of the mesh and the choices per layout. ``pp * dp * cp * tp`` devices; ``ep`` divides ``dp * cp * tp``.
+    """Degrees of the mesh and the choices per layout. ``pp * dp * cp * tp`` devices; ``ep`` divides ``dp * cp``.
 
     ``fsdp``: what is sharded over ``dp * cp``: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too.
     ``sequence_parallel``: activations between tensor-parallel regions are split over ``tp``.
@@ -95,8 +95,8 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
         (layout.ep > 1 and shape.experts % layout.ep, f"ep {layout.ep} does not divide the {shape.experts} experts"),
         (layout.ep > 1 and not shape.experts, f"ep {layout.ep} asks for experts, and {shape.name} has none"),
         (
-            (layout.dp * layout.cp * layout.tp) % layout.ep,
-            f"ep {layout.ep} does not divide dp x cp x tp = {layout.dp * layout.cp * layout.tp}",
+            (layout.dp * layout.cp) % layout.ep,
+            f"ep {layout.ep} does not divide dp x cp = {layout.dp * layout.cp}",
         ),
         (layout.schedule not in SCHEDULES, f"unknown schedule {layout.schedule!r}: known are {', '.join(SCHEDULES)}"),
         (

@@ -53,6 +53,10 @@ class ModelShape:
     dropout: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "vocab"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise LockstepError(f"model {self.name}: {name} is {value!r}; it must be a whole number of at least 1.")
         defaults = {"intermediate": 4 * self.hidden, "kv_heads": self.heads, "head_dim": self.hidden // self.heads}
         for name, value in defaults.items():
             if not getattr(self, name):
