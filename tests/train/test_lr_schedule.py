@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.config import ScheduleConfig
 from lockstep.errors import LockstepError
-from lockstep.train.schedule import check_schedule, lr_factor
+from lockstep.train.schedule import check_schedule, lengths, lr_factor
 
 
 def test_warm_up_is_linear_and_ends_at_one() -> None:
@@ -33,6 +33,17 @@ def test_wsd() -> None:
 def test_constant() -> None:
     schedule = ScheduleConfig(kind="constant", warmup_steps=0)
     assert {lr_factor(schedule, s, 7) for s in range(7)} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(1, (0, 0)), (10, (1, 1)), (100, (10, 16)), (300, (20, 50)), (9000, (20, 50))]
+)
+def test_lengths_that_are_not_given_follow_the_run(steps: int, expected: tuple[int, int]) -> None:
+    schedule = ScheduleConfig(kind="wsd")
+    assert lengths(schedule, steps) == expected
+    check_schedule(schedule, steps)
+    given = ScheduleConfig(kind="wsd", warmup_steps=expected[0], decay_steps=expected[1])
+    assert [lr_factor(schedule, s, steps) for s in range(steps)] == [lr_factor(given, s, steps) for s in range(steps)]
 
 
 def test_a_schedule_longer_than_the_run_is_refused() -> None:

@@ -55,10 +55,10 @@ class ScheduleConfig(Section):
     kind: Literal["cosine", "wsd", "constant"] = "cosine"
     """After the warm-up: `cosine` falls to `final` at the last step, `wsd` stays at 1 and falls linearly over
     the last `decay_steps`, `constant` stays at 1."""
-    warmup_steps: int = Field(default=20, ge=0)
-    """Steps over which the factor rises linearly to 1."""
-    decay_steps: int = Field(default=50, ge=0)
-    """`wsd` only: steps of the final fall."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps over which the factor rises linearly to 1. None: a tenth of `train.steps`, at most 20."""
+    decay_steps: int | None = Field(default=None, ge=0)
+    """`wsd` only: steps of the final fall. None: a sixth of `train.steps`, at most 50."""
     final: float = Field(default=0.1, ge=0.0, le=1.0)
     """The factor at the last step of `cosine` and `wsd`."""
 

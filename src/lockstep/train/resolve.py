@@ -9,6 +9,7 @@ from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Model
+from lockstep.train.schedule import check_schedule, lengths
 
 
 def resolve(
@@ -28,4 +29,14 @@ def resolve(
     own = {} if data is None else data if isinstance(data, Mapping) else {"sources": list(data)}
     for name, keys in {**sections, "data": own}.items():
         tree[name] = {**tree.get(name, {}), **keys}
-    return check(Config, tree, "Trainer"), given
+    return _planned(check(Config, tree, "Trainer")), given
+
+
+def _planned(config: Config) -> Config:
+    """With the schedule's lengths as numbers, so that the saved configuration says what was run."""
+    schedule, steps = config.schedule, config.train.steps
+    check_schedule(schedule, steps)
+    warmup, decay = lengths(schedule, steps)
+    return config.model_copy(update={
+        "schedule": schedule.model_copy(update={"warmup_steps": warmup, "decay_steps": decay})
+    })  # fmt: skip

@@ -15,24 +15,32 @@ def lr_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     ``final`` at the last step. WSD (Hu et al., 2024): 1, then linear to ``final`` over the last
     ``decay_steps``.
     """
-    if step < schedule.warmup_steps:
-        return (step + 1) / schedule.warmup_steps
+    warmup, decay = lengths(schedule, steps)
+    if step < warmup:
+        return (step + 1) / warmup
     if schedule.kind == "cosine":
-        span = max(steps - 1 - schedule.warmup_steps, 1)
-        progress = min((step - schedule.warmup_steps) / span, 1.0)
+        span = max(steps - 1 - warmup, 1)
+        progress = min((step - warmup) / span, 1.0)
         return schedule.final + (1.0 - schedule.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
-    if schedule.kind == "wsd" and step >= steps - schedule.decay_steps:
-        progress = min((step - (steps - schedule.decay_steps) + 1) / schedule.decay_steps, 1.0)
+    if schedule.kind == "wsd" and step >= steps - decay:
+        progress = min((step - (steps - decay) + 1) / decay, 1.0)
         return 1.0 - (1.0 - schedule.final) * progress
     return 1.0
 
 
+def lengths(schedule: ScheduleConfig, steps: int) -> tuple[int, int]:
+    """Steps of the warm-up and of the final fall; those that are not given follow the length of the run."""
+    warmup, decay = schedule.warmup_steps, schedule.decay_steps
+    return min(steps // 10, 20) if warmup is None else warmup, min(steps // 6, 50) if decay is None else decay
+
+
 def check_schedule(schedule: ScheduleConfig, steps: int) -> None:
     """Raise if warm-up and decay do not fit into the run."""
-    needed = schedule.warmup_steps + (schedule.decay_steps if schedule.kind == "wsd" else 0)
+    warmup, decay = lengths(schedule, steps)
+    needed = warmup + (decay if schedule.kind == "wsd" else 0)
     if needed > steps:
         raise LockstepError(
-            f"the schedule needs {needed} steps (schedule.warmup_steps {schedule.warmup_steps}"
-            + (f" + schedule.decay_steps {schedule.decay_steps}" if schedule.kind == "wsd" else "")
+            f"the schedule needs {needed} steps (schedule.warmup_steps {warmup}"
+            + (f" + schedule.decay_steps {decay}" if schedule.kind == "wsd" else "")
             + f") but train.steps is {steps}: lower them or train for more steps"
         )

@@ -20,7 +20,6 @@ from lockstep.train.loop import Loop
 from lockstep.train.metrics import Metrics
 from lockstep.train.resolve import resolve
 from lockstep.train.resume import RUN_CONFIG, Position, locate, restore, snapshot
-from lockstep.train.schedule import check_schedule
 from lockstep.train.signals import stop_on_signal
 
 
@@ -60,7 +59,6 @@ class Trainer:
         **sections: Mapping[str, Any],
     ) -> None:
         self.config, given = resolve(config, data, sections)
-        check_schedule(self.config.schedule, self.config.train.steps)
         self.out = Path(self.config.train.out)
         self.display = display or Display()
         self.position = Position()
