@@ -61,7 +61,13 @@ def test_max_bytes_cuts_between_characters(tmp_path: Path) -> None:
         ('{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
         ('{"body": "a"}\n', "only body: set data.text_field"),
         ("[1]\n", "record 1 is list"),
-        ('{"messages": [{"role": "user"}]}\n', "must be a list of {role, content}"),
+        ('{"text": 5}\n', "'text' is 5, expected text"),
+        ('{"messages": [{"role": "user"}]}\n', "objects, both text: message 1 has role 'user' and content None"),
+        ('{"messages": [{"role": 1, "content": ""}]}\n', "message 1 has role 1"),
+        ('{"messages": 5}\n', "must be a list of {role, content}"),
+        ('{"messages": []}\n', "must be a list of {role, content}"),
+        ('{"text": "\\ud800"}\n', "record 1 holds half a surrogate pair"),
+        ("[" * 100_000, "line 1 is no record: it is nested too deeply"),
     ],
 )
 def test_malformed_records_are_named(tmp_path: Path, content: str, message: str) -> None:
@@ -70,9 +76,23 @@ def test_malformed_records_are_named(tmp_path: Path, content: str, message: str)
         read(tmp_path / "a.jsonl")
 
 
+def test_parts_of_text_are_joined_as_the_server_does(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": parts}]}))
+    assert read(tmp_path / "a.jsonl")[0].messages == ({"role": "user", "content": "one two"},)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one", encoding="utf-8-sig")
+    (tmp_path / "b.jsonl").write_text('{"text": "two"}', encoding="utf-8-sig")
+    assert [d.text for d in read(tmp_path)] == ["one", "two"]
+
+
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(LockstepError, match="'/no/such/file' does not exist"):
         read("/no/such/file")
+    with pytest.raises(LockstepError, match="'' is no file or folder"):
+        read("")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(LockstepError, match=r"latin.txt is not UTF-8 text \(byte 3\)"):
         read(tmp_path / "latin.txt")
@@ -103,6 +123,13 @@ def test_a_single_text_is_cut_at_a_line(tmp_path: Path) -> None:
     assert kept.text.endswith("\n")
     assert held.text.startswith("line 9")
     assert kept.text + held.text == (tmp_path / "a.txt").read_text()
+
+
+def test_a_single_line_is_cut_between_words(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("word " * 100)
+    (kept, _), (held, _) = scan(DataConfig(sources=[str(tmp_path)], held_out=0.1), quiet).split()
+    assert kept.text + held.text == "word " * 100
+    assert held.text.startswith("word")
 
 
 def test_nothing_is_held_out_when_not_asked(tmp_path: Path) -> None:

@@ -120,9 +120,10 @@ def _place(text: str) -> int:
 
 
 def _cut(text: str, fraction: float) -> Iterator[tuple[Document, bool]]:
-    """The text and its last fraction, cut behind the end of a line."""
-    at = text.find("\n", int(len(text) * (1.0 - fraction))) + 1
-    if 0 < at < len(text):
+    """The text and its last fraction, cut behind the end of a line, or of a word where there are no lines."""
+    kept = int(len(text) * (1.0 - fraction))
+    at = next((at for mark in "\n " if 0 < (at := text.find(mark, kept) + 1) < len(text)), 0)
+    if at:
         yield Document(text=text[:at]), False
         yield Document(text=text[at:]), True
     else:

@@ -65,12 +65,13 @@ def _source(source: str, config: DataConfig) -> Iterator[Document]:
     if source.startswith(_HF):
         return _records(_dataset(source), source, config)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if path.is_dir() and source:
         return _folder(path, config)
     if path.is_file():
         return _file(path, config, required=True)
+    wrong = "is no file or folder" if path.exists() else "does not exist"
     raise LockstepError(
-        f"data.sources: {source!r} does not exist: give a text file, a folder, a .jsonl file, `hf:NAME` or `{STDLIB}`"
+        f"data.sources: {source!r} {wrong}: give a text file, a folder, a .jsonl file, `hf:NAME` or `{STDLIB}`"
     )
 
 
@@ -108,7 +109,7 @@ def _file(path: Path, config: DataConfig, required: bool) -> Iterator[Document]:
 def _text(path: Path, required: bool) -> Iterator[Document]:
     """The file as one document. Not UTF-8 text: an error if the user named this file, else left out."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if required:
             raise LockstepError(f"{path} is not UTF-8 text (byte {error.start}): convert it to UTF-8 first") from error
@@ -121,7 +122,7 @@ def _text(path: Path, required: bool) -> Iterator[Document]:
 
 def _json_lines(path: Path) -> Iterator[Any]:
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield _json(line, path, number)
@@ -135,7 +136,9 @@ def _json(line: str, path: Path, number: int) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise LockstepError(f"{path} line {number} is not JSON: {error.msg} at column {error.colno}") from error
+        raise LockstepError(f"{path} line {number} is not JSON: {error.msg} (column {error.colno})") from error
+    except RecursionError as error:
+        raise LockstepError(f"{path} line {number} is no record: it is nested too deeply") from error
 
 
 def _records(rows: Iterable[Any], source: str, config: DataConfig) -> Iterator[Document]:
@@ -146,18 +149,39 @@ def _records(rows: Iterable[Any], source: str, config: DataConfig) -> Iterator[D
 def _record(row: Any, where: str, config: DataConfig) -> Document:
     if not isinstance(row, dict):
         raise LockstepError(f"{where} is {type(row).__name__}, expected an object with {config.text_field!r}")
-    messages = row.get(config.messages_field)
+    messages, text = row.get(config.messages_field), row.get(config.text_field)
     if messages is not None:
-        if not messages or not all(isinstance(m, dict) and "role" in m and "content" in m for m in messages):
-            raise LockstepError(f"{where}: {config.messages_field!r} must be a list of {{role, content}} objects")
-        return Document(messages=tuple(messages))
-    text = row.get(config.text_field)
-    if not isinstance(text, str):
+        found = Document(messages=tuple(_messages(messages, f"{where}: {config.messages_field!r}")))
+    elif isinstance(text, str):
+        found = Document(text=text)
+    elif config.text_field in row:
+        raise LockstepError(f"{where}: {config.text_field!r} is {text!r:.60}, expected text")
+    else:
         raise LockstepError(
             f"{where} has neither a text field {config.text_field!r} nor {config.messages_field!r}, only "
             f"{', '.join(sorted(row)) or 'nothing'}: set data.text_field or data.messages_field"
         )
-    return Document(text=text)
+    try:
+        found.plain.encode()
+    except UnicodeEncodeError as error:
+        raise LockstepError(f"{where} holds half a surrogate pair ({error.object[error.start]!r}), no text") from error
+    return found
+
+
+def _messages(found: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Messages as the server takes them: the content is text, or parts of text, which are joined."""
+    if not isinstance(found, list) or not found or not all(isinstance(m, dict) for m in found):
+        raise LockstepError(f"{where} must be a list of {{role, content}} objects")
+    for number, message in enumerate(found, 1):
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+            content = "".join(part["text"] for part in content)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise LockstepError(
+                f"{where} must be a list of {{role, content}} objects, both text: message {number} has "
+                f"role {role!r:.40} and content {content!r:.60}"
+            )
+        yield {**message, "content": content}
 
 
 def _dataset(source: str) -> Iterable[Any]:
