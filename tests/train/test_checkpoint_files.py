@@ -96,6 +96,15 @@ def test_another_format_is_named(tmp_path: Path) -> None:
         verify(path)
 
 
+@pytest.mark.parametrize("files", [5, [], {"model.safetensors": "x"}, {"model.safetensors": {"bytes": None}}])
+def test_a_manifest_of_another_shape_is_damaged(tmp_path: Path, files: Any) -> None:
+    path = write(tmp_path, 1)
+    fields = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(fields | {"files": files}))
+    with pytest.raises(LockstepError, match=r"is damaged: manifest.json cannot be read"):
+        verify(path)
+
+
 @pytest.mark.parametrize("at", ["save_tensors", "_seal", "_publish"])
 def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     old = write(tmp_path, 1, 1.0)

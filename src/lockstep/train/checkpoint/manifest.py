@@ -40,10 +40,11 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     try:
         fields = json.loads(path.read_text())
-        manifest = Manifest(**fields)
+        files = {name: {"bytes": int(e["bytes"]), "sha256": str(e["sha256"])} for name, e in fields["files"].items()}
+        manifest = Manifest(**{**fields, "files": files})
     except FileNotFoundError as error:
         raise LockstepError(f"{folder} is no whole checkpoint: {MANIFEST} is missing") from error
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise LockstepError(f"checkpoint {folder} is damaged: {MANIFEST} cannot be read ({error})") from error
     if manifest.format != FORMAT:
         raise LockstepError(
