@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -287,6 +288,31 @@ def test_another_corpus_is_refused_on_resume(tiny: Tiny, tmp_path: Path) -> None
     with pytest.raises(LockstepError, match="content hash"):
         third.resume(trainer.out)
     third.close()
+
+
+def test_another_corpus_is_refused_although_the_first_one_is_cached(tiny: Tiny, tmp_path: Path) -> None:
+    trainer = fitted(tiny())
+    (tmp_path / "new.txt").write_text("something else\n" * 300)
+    with pytest.raises(LockstepError, match="content hash"):
+        Trainer(trainer.config, str(tmp_path / "new.txt"), resume=trainer.out)
+    other = Trainer(trainer.config, str(tmp_path / "new.txt"), resume=trainer.out, allow_changes=True)
+    assert other.run.data.tokens.about.bytes == len("something else\n" * 300)
+    # The weights know the ids of their own tokenizer, whatever they are trained on next.
+    assert other.model.tokenizer.backend.to_str() == trainer.model.tokenizer.backend.to_str()
+    other.close()
+
+
+def test_the_corpus_may_be_tokenised_again_on_resume(tiny: Tiny, text: Path, tmp_path: Path) -> None:
+    trainer = fitted(tiny())
+    shutil.rmtree(trainer.out / "data")
+    copy = shutil.copy(text, tmp_path / "moved.txt")
+    Trainer(trainer.config, str(copy), resume=trainer.out).close()
+
+
+def test_adapters_and_whole_models_do_not_resume_each_other(tiny: Tiny) -> None:
+    trainer = fitted(tiny())
+    with pytest.raises(LockstepError, match="holds a whole model, but this run trains adapters: give"):
+        Trainer(trainer.config, lora={"rank": 2}, resume=trainer.out, allow_changes=True)
 
 
 def test_one_directory_one_trainer(tiny: Tiny) -> None:

@@ -15,6 +15,7 @@ from lockstep.model.families import check as check_family
 from lockstep.model.hash import hash_tensors
 from lockstep.model.lora import add_lora, save_adapter
 from lockstep.ops import check_head_dim, operators
+from lockstep.train.changes import same_corpus
 from lockstep.train.checkpoint import Checkpoint
 from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
 from lockstep.train.optimizer import AdamW
@@ -98,26 +99,28 @@ def _prepare(decoder: Decoder, config: Config, adapters: bool) -> str | None:
 def _data(
     config: Config, start: Model | None, cache: Path, report: Report, point: Checkpoint | None
 ) -> tuple[Tokenizer, Tokens]:
-    if point is not None:
+    if point is not None and same_corpus(point.config(), config.model_dump(mode="json")):
         tokens = open_tokens(cache, point.document("state")["data"])
         if tokens is not None:
             return Tokenizer.from_dir(point.path), tokens
     corpus = scan(config.data, report)
-    tokenizer = _tokenizer(config, start)
+    tokenizer = _tokenizer(config, start, point)
     if tokenizer is None:
         assert isinstance(config.model, ModelConfig)
         tokenizer = trained_tokenizer(corpus, config.model.vocab_size, cache, report)
     return tokenizer, tokenised(corpus, tokenizer, cache, report)
 
 
-def _tokenizer(config: Config, start: Model | None) -> Tokenizer | None:
-    """The tokenizer that is given; None: one must be trained."""
+def _tokenizer(config: Config, start: Model | None, point: Checkpoint | None) -> Tokenizer | None:
+    """The tokenizer that is given, or the one the checkpoint's weights were trained with; None: one must be trained."""
     if config.data.tokenizer is not None:
         path = Path(config.data.tokenizer).expanduser()
         if not path.is_dir():
             raise LockstepError(f"data.tokenizer: {path} is no directory: give one that holds tokenizer.json")
         return Tokenizer.from_dir(path)
-    return None if start is None else start.tokenizer
+    if start is not None:
+        return start.tokenizer
+    return None if point is None else Tokenizer.from_dir(point.path)
 
 
 def _check_shape(config: Config, shape: ModelConfig) -> None:

@@ -31,6 +31,12 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{k}: {flat_before.get(k)!r} -> {flat_after.get(k)!r}" for k in differing]
 
 
+def same_corpus(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether two configurations name the same corpus, tokenised alike; its content may differ all the same."""
+    before, after = ({k: v for k, v in _pick(c, "data").items() if k != "seq_len"} for c in (old, new))
+    return before == after
+
+
 def refuse_changes(checkpoint: Path, found: list[str]) -> None:
     """Raise if there are changes, naming each and the flag that accepts them."""
     if found:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.config import Config, save_config, strict_yaml
+from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
 from lockstep.model.families import FAMILIES, hf_names
 from lockstep.model.hf_config import write_config
@@ -20,6 +20,7 @@ from lockstep.ops.device_class import device_class
 from lockstep.train.build import Run
 from lockstep.train.changes import changes, refuse_changes
 from lockstep.train.checkpoint import (
+    RUN_CONFIG,
     Checkpoint,
     check_shapes,
     checkpoints,
@@ -30,9 +31,6 @@ from lockstep.train.checkpoint import (
     step_of,
     step_path,
 )
-
-RUN_CONFIG = "config.yaml"
-"""The resolved configuration's file, in a checkpoint and in the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +122,13 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     if not allow_changes:
         refuse_changes(point.path, _differences(run, config, point, state))
     stem, names = _weights_file(run)
+    if not (point.path / f"{stem}.safetensors").exists():
+        held = "a whole model" if run.adapters_only else "adapters"
+        wanted = "adapters" if run.adapters_only else "the whole model"
+        raise LockstepError(
+            f"checkpoint {point.path} holds {held}, but this run trains {wanted}: give lora.rank the value it had "
+            "there, or begin a new run with --out"
+        )
     weights, moments = point.tensors(stem), point.tensors("optimizer")
     check_shapes(point.path, weights, {names[n]: p for n, p in run.parameters.items()})
     check_shapes(point.path, moments, run.optimizer.state_dict())
@@ -138,8 +143,7 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
 
 
 def _differences(run: Run, config: Config, point: Checkpoint, state: dict[str, Any]) -> list[str]:
-    before = strict_yaml.parse((point.path / RUN_CONFIG).read_text(encoding="utf-8"), RUN_CONFIG)
-    found = changes(before, config.model_dump(mode="json"))
+    found = changes(point.config(), config.model_dump(mode="json"))
     facts = (
         ("device class", point.manifest.device_class, device_class()),
         ("torch", state["torch"], torch.__version__),

@@ -9,6 +9,8 @@ from lockstep.errors import LockstepError
 from lockstep.train.checkpoint.manifest import verify
 
 FOLDER = "checkpoints"
+RUN_CONFIG = "config.yaml"
+"""The resolved configuration's file, in a checkpoint and in the run's directory."""
 _NAME = re.compile(r"step-(\d{8,})")
 
 

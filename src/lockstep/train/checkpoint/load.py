@@ -11,8 +11,9 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lockstep.config import strict_yaml
 from lockstep.errors import LockstepError
-from lockstep.train.checkpoint.layout import newest_whole
+from lockstep.train.checkpoint.layout import RUN_CONFIG, newest_whole
 from lockstep.train.checkpoint.manifest import Manifest, verify
 
 
@@ -30,6 +31,11 @@ class Checkpoint:
     def document(self, stem: str) -> Any:
         """The value of ``<stem>.json``."""
         return json.loads((self.path / f"{stem}.json").read_text())
+
+    def config(self) -> dict[str, Any]:
+        """The run's configuration, as plain values."""
+        tree: dict[str, Any] = strict_yaml.parse((self.path / RUN_CONFIG).read_text(encoding="utf-8"), RUN_CONFIG)
+        return tree
 
 
 def load_checkpoint(path: Path, out: Path | None = None) -> Checkpoint:
