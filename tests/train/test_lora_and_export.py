@@ -64,6 +64,20 @@ def test_merged_and_separate_exports(tiny: Tiny, base: Path, tmp_path: Path) -> 
     torch.testing.assert_close(lockstep.load(merged).logits(text), loaded.logits(text), atol=0.02, rtol=0.02)
 
 
+def test_a_runs_directory_is_its_newest_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
+    trainer = Trainer(tiny(tmp_path / "run", train={"save_every": 2, "dtype": "bfloat16"}))
+    trainer.fit()
+    assert hash_path(tmp_path / "run") == hash_path(checkpoints(tmp_path / "run")[-1])
+    text = [3, 100, 101, 102, 103]
+    assert torch.equal(lockstep.load(tmp_path / "run").logprobs(text), trainer.model.logprobs(text))
+
+
+def test_a_checkpoint_of_adapters_says_how_to_export(tiny: Tiny, base: Path, tmp_path: Path) -> None:
+    Trainer(tuning(tiny, base, tmp_path / "run")).fit()
+    with pytest.raises(LockstepError, match=rf"--out {tmp_path}/run --resume --set train.export=true"):
+        lockstep.load(tmp_path / "run")
+
+
 def test_adapters_resume_bit_for_bit(tiny: Tiny, base: Path, tmp_path: Path) -> None:
     whole = Trainer(tuning(tiny, base, tmp_path / "whole"))
     whole.fit()

@@ -8,7 +8,9 @@ import typer
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="A directory, a .gguf file, an adapter directory or an alias.")],
+    model: Annotated[
+        str, typer.Argument(help="A directory (of a model, a run, an adapter), a .gguf file or an alias.")
+    ],
     directory: Annotated[str, typer.Argument(help="Where to write; a former export is replaced.")],
     dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Dtype of the written weights.")] = "bfloat16",
     force: Annotated[bool, typer.Option("--force", help="Replace a directory that is no former export.")] = False,
@@ -16,6 +18,7 @@ def export(
     """Write a model as a directory that `transformers` loads; adapters are merged into the weights."""
     from lockstep.model import load
     from lockstep.model.hash import hash_path
+    from lockstep.model.load import resolve
 
     load(model, dtype=dtype, numerics="fast").save(directory, force=force)
-    print(f"wrote {directory} ({dtype}, weights {hash_path(directory)[:16]})")
+    print(f"wrote {directory} from {resolve(model)} ({dtype}, weights {hash_path(directory)[:16]})")

