@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import subprocess
 import sys
@@ -104,6 +105,20 @@ def test_a_bug_is_one_line_with_the_way_to_its_traceback(run):
     assert result.err.count("\n") == 1
     assert "this is a bug: ZeroDivisionError: division by zero" in result.err
     assert "--debug" in result.err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "lockstep: No space left on device: free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "a/b"), "lockstep: a/b: Permission denied: check its"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 64 bytes"), "this machine's memory is too small"),
+    ],
+)
+def test_what_the_system_refuses_is_no_bug(run, error, told):
+    result = run("doctor", command=raising(error))
+    assert result.code == 2
+    assert told in result.err
 
 
 def test_an_interrupt_is_quiet(run):

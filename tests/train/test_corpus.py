@@ -107,6 +107,14 @@ def test_a_dataset_without_the_library_says_what_to_install(monkeypatch: pytest.
         read("hf:some/dataset")
 
 
+def test_a_damaged_tokenizer_in_the_cache_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text to learn from\n" * 20)
+    corpus = scan(DataConfig(sources=[str(tmp_path / "a.txt")]), quiet)
+    first = trained_tokenizer(corpus, 300, tmp_path / "cache", quiet)
+    next((tmp_path / "cache").glob("tokenizer-*/tokenizer.json")).unlink()
+    assert trained_tokenizer(corpus, 300, tmp_path / "cache", quiet).backend.to_str() == first.backend.to_str()
+
+
 def test_the_split_is_by_content(tmp_path: Path) -> None:
     for i in range(200):
         (tmp_path / f"{i:03}.txt").write_text(f"document {i % 150}")

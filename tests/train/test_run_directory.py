@@ -48,7 +48,7 @@ def test_the_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> None:
-    metrics = Metrics(tmp_path, 1, tensorboard=False)
+    metrics = Metrics(tmp_path, 1, False, print)
     for step in (1, 2, 3):
         metrics.write(step, loss=float(step))
     metrics.write(4, loss=float("nan"), grad_norm=float("inf"))
@@ -57,8 +57,24 @@ def test_metrics_of_steps_that_are_made_again_are_dropped(tmp_path: Path) -> Non
     assert lines[-1] == {"step": 4, "loss": "nan", "grad_norm": "inf"}
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # cut short by a kill
-    Metrics(tmp_path, 3, tensorboard=False).close()
+    Metrics(tmp_path, 3, False, print).close()
     assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_lines_that_are_no_metrics_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"st\n\xff\n[1]\n{}\n{"step": 2}\n')
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_full_disk_keeps_metrics_back_and_says_so_once(tmp_path: Path) -> None:
+    notes: list[str] = []
+    metrics = Metrics(tmp_path, 1, False, notes.append)
+    metrics._file = open("/dev/full", "a")  # noqa: SIM115
+    for step in (1, 2, 3):
+        metrics.write(step, loss=1.0)
+    metrics.close()
+    assert len(notes) == 1
+    assert f"{tmp_path}/metrics.jsonl: No space left on device. Training goes on" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Exit codes: 0 done; 2 a mistake in what the user gave (`LockstepError`, wrong us
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import sys
 import traceback
@@ -23,6 +24,13 @@ COMMANDS = (
     "serve", "chat", "generate", "bench", "config", "doctor",
 )  # fmt: skip
 """Command names in the order of the help page; one is there when the file `cli/NAME.py` is."""
+
+_RIGHTS = "check its rights, or choose another path"
+_SPACE = "free some space, or choose another disk"
+_SYSTEM = {
+    errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: _RIGHTS, errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE,
+}  # fmt: skip
+"""What the system refuses is no bug, wherever it is met."""
 
 _EPILOG = "Every command takes --debug: show the traceback of an error."
 
@@ -59,6 +67,11 @@ def _explain(error: Exception) -> tuple[int, str]:
         context = getattr(error, "ctx", None)
         page = f"{context.command_path} --help" if context else "lockstep --help"
         return 2, f"lockstep: {error.format_message()} ({page} lists what there is)"
+    if isinstance(error, OSError) and error.errno in _SYSTEM:
+        place = f"{error.filename}: " if error.filename else ""
+        return 2, f"lockstep: {place}{error.strerror}: {_SYSTEM[error.errno]}"
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # PyTorch raises RuntimeError
+        return 2, f"lockstep: this machine's memory is too small ({error}): make the model or the batch smaller"
     return 1, f"lockstep: this is a bug: {type(error).__name__}: {error} (--debug shows the traceback)"
 
 

@@ -88,7 +88,7 @@ class Trainer:
             refuse_existing(self.out)
         with self._hold() as held, stop_on_signal() as stop:
             save_config(self.config, self.out / RUN_CONFIG)
-            metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard)
+            metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard, self.display.note)
             held.callback(metrics.close)
             loop = Loop(self.run, self.config, self.out, self.position, self.display, metrics, stop)
             try:

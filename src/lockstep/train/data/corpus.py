@@ -71,13 +71,18 @@ def trained_tokenizer(corpus: Corpus, vocab_size: int, cache: Path, report: Repo
     """A BPE tokenizer of the training documents, made once and kept in the cache by content."""
     name = KeyHash(corpus.key, str(corpus.config.held_out), "bpe", str(vocab_size)).key()
     folder = cache / f"tokenizer-{name}"
-    if not folder.is_dir():
+    if not (folder / "tokenizer.json").is_file():
         tokenizer = train_bpe(_training_texts(corpus, report), vocab_size)
         beside = cache / f".tokenizer-{os.getpid()}"
         shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        tokenizer.save(beside)
-        beside.rename(folder)
+        try:
+            beside.mkdir(parents=True)
+            tokenizer.save(beside)
+            shutil.rmtree(folder, ignore_errors=True)
+            beside.rename(folder)
+        except OSError as error:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise LockstepError(f"cannot write the tokenizer in {cache}: {error.strerror or error}") from error
     # Read back even when just made, so that a first and a later run hold the same object.
     return Tokenizer.from_dir(folder)
 
