@@ -19,6 +19,7 @@ from lockstep.config import Config, load_config
 from lockstep.errors import LockstepError
 from lockstep.train import Trainer, loop, resume, speed
 from lockstep.train.checkpoint import checkpoints
+from lockstep.train.memory import parameters
 from lockstep.train.metrics import read_metrics
 from lockstep.train.step import step_gradient
 
@@ -253,6 +254,9 @@ def test_clipping_limits_the_update(tiny: Tiny, tmp_path: Path) -> None:
         ({"data": {"sources": ["/no/such"]}}, "'/no/such' does not exist"),
         ({"data": {"tokenizer": "/no/such"}}, "data.tokenizer: /no/such is no directory"),
         ({"schedule": {"warmup_steps": 50}}, "the schedule needs 50 steps"),
+        ({"model": {"head_dim": 24}}, "head_dim is 24; the attention kernel takes multiples of 16"),
+        ({"model": {"hidden_size": 2**22}}, r"weights, gradients and moments take .* GiB, and this machine has"),
+        ({"model": {"num_layers": 10**9}}, r"weights, gradients and moments take .* GiB, and this machine has"),
     ],
 )
 def test_wrong_input_is_named(tiny: Tiny, sections: dict[str, Any], message: str) -> None:
@@ -267,6 +271,12 @@ def test_a_vocabulary_larger_than_the_embedding_is_refused(tiny: Tiny, tmp_path:
     config = tiny(tmp_path / "other", data={"tokenizer": str(tmp_path)})
     with pytest.raises(LockstepError, match=r"300 tokens but the embedding only 200 rows \(model.vocab_size\)"):
         Trainer(config, model={"vocab_size": 200})
+
+
+def test_parameters_are_counted_without_making_them(tiny: Tiny) -> None:
+    trainer = Trainer(tiny())
+    assert parameters(trainer.model.config) == sum(p.numel() for p in trainer.model.decoder.parameters())
+    trainer.close()
 
 
 def test_shapes_that_do_not_fit_are_named(tiny: Tiny, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from lockstep.ops import check_head_dim, operators
 from lockstep.train.changes import same_corpus
 from lockstep.train.checkpoint import Checkpoint
 from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
+from lockstep.train.memory import check_memory
 from lockstep.train.optimizer import AdamW
 from lockstep.train.step import Compute
 
@@ -139,6 +140,7 @@ def _check_shape(config: Config, shape: ModelConfig) -> None:
     if config.train.numerics == "bitwise":
         check_head_dim(shape.head_dim)
     check_family(shape)
+    check_memory(shape, adapters=config.lora.rank > 0)
 
 
 def _check_vocabulary(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -1,0 +1,38 @@
+"""Whether a run fits this machine's memory, told before anything is allocated: Linux kills what does not."""
+
+from __future__ import annotations
+
+import os
+
+from lockstep.config import ModelConfig
+from lockstep.errors import LockstepError
+from lockstep.model import Decoder
+
+_TRAINED, _FROZEN = 16, 4
+"""Bytes of a parameter: float32 weight, gradient and two moments; or its weight alone, as it is drawn."""
+
+
+def check_memory(shape: ModelConfig, adapters: bool) -> None:
+    """Raise where weights and optimizer alone exceed the machine's memory. Activations come on top."""
+    needed, there = parameters(shape) * (_FROZEN if adapters else _TRAINED), machine_memory()
+    if there is not None and needed > there:
+        raise LockstepError(
+            f"the model has {parameters(shape):.3g} parameters; its weights, gradients and moments take "
+            f"{needed / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.0f} GiB: make model.hidden_size, "
+            "model.num_layers or model.vocab_size smaller"
+        )
+
+
+def parameters(shape: ModelConfig) -> int:
+    """How many parameters a decoder of this shape has, without making its layers."""
+    one = Decoder(shape.model_copy(update={"num_layers": 1}))
+    layer = sum(p.numel() for p in one.layers.parameters())
+    return sum(p.numel() for p in one.parameters()) + (shape.num_layers - 1) * layer
+
+
+def machine_memory() -> int | None:
+    """Physical memory in bytes; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
