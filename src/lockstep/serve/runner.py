@@ -68,4 +68,5 @@ def _paged(step: Step) -> Paged:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros that take memory only once they are written: the system maps a page at its first use."""
     count = int(np.prod(shape))
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from lockstep.serve.params import SamplingParams
 
 Row = NDArray[np.float32]
+_BLOCK = 256
+_BELOW_ONE = 1.0 - 2.0**-53
 _COLDEST = 1e-30
 """Smaller temperatures are this one: float32 has no smaller normal numbers to divide by."""
 
@@ -50,9 +52,21 @@ def _weights(row: Row, temperature: float) -> Row:
 
 
 def _draw(weights: Row, number: float) -> int:
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    index = int(np.searchsorted(cumulative, number * cumulative[-1], side="right"))
-    return min(index, len(weights) - 1)
+    """The index at which the running sum passes `number` of the whole: first the block, then the place in it."""
+    starts = np.arange(0, len(weights), _BLOCK)
+    block, rest = _pass(np.add.reduceat(weights, starts), number)
+    index, _ = _pass(weights[starts[block] : starts[block] + _BLOCK], rest)
+    return int(starts[block]) + index
+
+
+def _pass(weights: Row, number: float) -> tuple[int, float]:
+    """(where the running sum passes `number` of the whole, how far into that weight, as a part of it)."""
+    running = np.cumsum(weights, dtype=np.float64)
+    target = number * running[-1]
+    last = int(np.searchsorted(running, running[-1], side="left"))  # the last weight that is not 0
+    index = min(int(np.searchsorted(running, target, side="right")), last)
+    before = running[index - 1] if index else 0.0
+    return index, min(max((target - before) / float(weights[index]), 0.0), _BELOW_ONE)
 
 
 def _candidates(weights: Row, params: SamplingParams) -> NDArray[np.intp]:
@@ -75,10 +89,9 @@ def _candidates(weights: Row, params: SamplingParams) -> NDArray[np.intp]:
 
 def _head(weights: Row, mass: float) -> NDArray[np.intp]:
     """So many of the most probable ids that their weights reach `mass`; seldom is a whole vocabulary sorted."""
-    for least in (1e-2, 1e-4):
-        ids = _falling(weights, least)
-        if np.sum(weights[ids], dtype=np.float64) >= mass * 1.000001:
-            return ids
+    for least in (1e-2, 1e-3, 1e-4):
+        if np.sum(weights[weights >= np.float32(least)], dtype=np.float64) >= mass * 1.000001:
+            return _falling(weights, least)
     return _falling(weights, 0.0)
 
 
