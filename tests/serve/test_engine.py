@@ -145,6 +145,15 @@ def test_cached_tokens_are_the_truth(model):
     assert engine.generate([prompt], SamplingParams(max_tokens=3))[0].cached_tokens == 0
 
 
+def test_a_shared_prefix_is_computed_once(model):
+    """32 requests at the same moment, 512 tokens in common: at most 10 % of the others' prompts are computed."""
+    prefix = [i % 300 + 3 for i in range(512)]
+    engine = Engine(model, debug=True)
+    answers = engine.generate([[*prefix, *[i + 3] * 20] for i in range(32)], SamplingParams(max_tokens=1, seed=1))
+    assert [c.cached_tokens for c in answers] == [0] + [512] * 31
+    assert engine.stats().computed_tokens - 532 == 31 * 20 <= 0.1 * 31 * 532
+
+
 def test_abort_frees_the_pages_at_once(model):
     engine = Engine(model, prefix_cache=False, debug=True)
     kept = engine.add_request([5] * 10, SamplingParams(max_tokens=5, ignore_eos=True))

@@ -16,6 +16,7 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.serve.api import bind
 from tests.serve.conftest import server
+from tests.serve.tiny import tiny_model
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
 
@@ -112,6 +113,36 @@ def test_a_client_that_leaves_frees_its_pages(guarded, leave):
         leave(client, url)
     wait_for(lambda: gauge(url, "lockstep:kv_pages_used") == 0, 3)
     assert gauge(url, "vllm:num_requests_running") == 0
+
+
+def test_weights_are_replaced_only_where_allowed(guarded, tmp_path):
+    url, key = guarded
+    refused = httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path)}, headers=key)
+    assert refused.status_code == 403
+    assert "weight_updates=true" in refused.json()["error"]["message"]
+
+
+def test_weights_are_replaced_between_steps(tmp_path):
+    other, wider = tiny_model(), tiny_model(intermediate_size=128)
+    other.decoder.norm.weight.data *= 1.5
+    other.save(tmp_path / "other")
+    wider.save(tmp_path / "wider")
+    asked = {"model": "tiny", "prompt": [5] * 130, "max_tokens": 8, "seed": 1, "logprobs": 0, "return_token_ids": True}
+    with server(weight_updates="true") as (url, _):
+
+        def ask():
+            choice = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"][0]
+            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+
+        before = ask()
+        for path, said in (("nowhere", "no such file"), ("wider", "do not fit")):
+            answer = httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / path)})
+            assert answer.status_code == 400
+            assert said in answer.json()["error"]["message"]
+        assert ask() == before
+        assert httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / "other")}).status_code == 200
+        tokens, logprobs = ask()
+    assert logprobs == other.logprobs([5] * 130 + tokens)[129:].tolist() != before[1]
 
 
 def test_sigterm_finishes_what_runs_and_refuses_the_rest():

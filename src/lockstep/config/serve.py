@@ -56,3 +56,5 @@ class ServeConfig(Section):
     """The largest request body; a larger one is answered with 413."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
     """At SIGTERM: how long running requests may go on."""
+    weight_updates: bool = False
+    """Let clients replace the weights with those of a path on this machine (POST /v1/weights)."""

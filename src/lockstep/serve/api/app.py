@@ -15,9 +15,10 @@ from lockstep.serve.api.completions import complete
 from lockstep.serve.api.gate import Gate
 from lockstep.serve.api.metrics import Metrics
 from lockstep.serve.api.respond import ClientGone, json_response
-from lockstep.serve.api.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from lockstep.serve.api.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, WeightsRequest
 from lockstep.serve.api.service import Service
 from lockstep.serve.api.token_text import TokenTexts
+from lockstep.serve.api.weights import update
 from lockstep.serve.engine import Engine
 from lockstep.serve.worker import Worker
 
@@ -56,6 +57,10 @@ def _generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat(service, body, request)
+
+    @app.post("/v1/weights")
+    async def weights(body: WeightsRequest) -> Response:
+        return await update(service, body)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -147,7 +147,7 @@ def _shown(value: Any) -> str:
 
 
 _BODIES = (
-    schema.CompletionRequest, schema.ChatRequest, schema.TokenizeRequest, schema.DetokenizeRequest, schema.Message,
-    schema.TextPart, schema.StreamOptions, schema.TextFormat,
+    schema.CompletionRequest, schema.ChatRequest, schema.Message, schema.TextPart, schema.StreamOptions,
+    schema.TextFormat, schema.TokenizeRequest, schema.DetokenizeRequest, schema.WeightsRequest,
 )  # fmt: skip
 _NAMES = {name for body in _BODIES for name in body.model_fields}

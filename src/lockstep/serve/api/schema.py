@@ -176,6 +176,13 @@ class DetokenizeRequest(Body):
     tokens: list[TokenId]
 
 
+class WeightsRequest(Body):
+    """POST /v1/weights."""
+
+    path: Text
+    """A model directory, a .gguf file or an alias, as the server sees it."""
+
+
 class Error(BaseModel):
     """What went wrong, as OpenAI writes it."""
 
