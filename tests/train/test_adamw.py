@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import OptimizerConfig
+from lockstep.ops import Operators, operators
 from lockstep.train.optimizer import AdamW, clip_scale
 from lockstep.train.tree import global_norm
 
@@ -25,7 +26,7 @@ def test_equals_torch_in_float64() -> None:
     oracle = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.2}, {"params": rest, "weight_decay": 0.0}], betas=(0.9, 0.99), eps=1e-8
     )
-    optimizer = AdamW({str(i): p for i, p in enumerate(ours)}, config)
+    optimizer = AdamW({str(i): p for i, p in enumerate(ours)}, config, operators("fast"))
     for step in range(8):
         lr = 3e-3 / (step + 1)
         found = gradients(shapes, step, torch.float64)
@@ -40,11 +41,14 @@ def test_equals_torch_in_float64() -> None:
         torch.testing.assert_close(a, b.detach(), rtol=1e-12, atol=1e-14)
 
 
-def trained(threads: int, cuts: list[int]) -> Tensor:
+BITWISE = operators("bitwise")
+
+
+def trained(threads: int, cuts: list[int], ops: Operators = BITWISE) -> Tensor:
     torch.set_num_threads(threads)
     start = torch.randn(200_003, generator=torch.Generator().manual_seed(0))
     parts = [p.clone().reshape(-1, 1) for p in start.tensor_split(cuts)]
-    optimizer = AdamW({str(i): p for i, p in enumerate(parts)}, OptimizerConfig())
+    optimizer = AdamW({str(i): p for i, p in enumerate(parts)}, OptimizerConfig(), ops)
     for step in range(4):
         whole = gradients([(200_003,)], step, torch.float32)[0]
         optimizer.step([g.reshape(-1, 1) for g in whole.tensor_split(cuts)], 1e-3, scale=0.3)
@@ -59,9 +63,13 @@ def test_bits_do_not_depend_on_threads_or_shards(threads: int, cuts: list[int]) 
     assert torch.equal(trained(threads, cuts), trained(1, []))
 
 
+def test_the_kernel_has_the_bits_of_the_plain_form() -> None:
+    assert torch.equal(trained(2, [3, 1001, 77_777]), trained(1, [], operators("fast")))
+
+
 def test_norms_and_biases_do_not_decay() -> None:
     matrix, norm = torch.ones(2, 2), torch.ones(2)
-    optimizer = AdamW({"matrix": matrix, "norm": norm}, OptimizerConfig(weight_decay=0.5))
+    optimizer = AdamW({"matrix": matrix, "norm": norm}, OptimizerConfig(weight_decay=0.5), BITWISE)
     optimizer.step([torch.zeros(2, 2), torch.zeros(2)], lr=0.1)
     assert torch.equal(matrix, torch.full((2, 2), 1.0 - 0.1 * 0.5))
     assert torch.equal(norm, torch.ones(2))
@@ -70,13 +78,13 @@ def test_norms_and_biases_do_not_decay() -> None:
 def test_an_update_is_seen_by_caches_of_the_weight() -> None:
     weight = nn.Parameter(torch.ones(3, 3))
     before = weight._version
-    AdamW({"w": weight}, OptimizerConfig()).step([torch.ones(3, 3)], lr=0.1)
+    AdamW({"w": weight}, OptimizerConfig(), BITWISE).step([torch.ones(3, 3)], lr=0.1)
     assert weight._version > before
 
 
 def test_state_goes_out_and_in() -> None:
     def fresh() -> AdamW:
-        return AdamW({"w": torch.ones(4, 4)}, OptimizerConfig())
+        return AdamW({"w": torch.ones(4, 4)}, OptimizerConfig(), BITWISE)
 
     one, two = fresh(), fresh()
     one.step([torch.full((4, 4), 0.3)], 0.1)
@@ -92,5 +100,5 @@ def test_clipping() -> None:
     assert clip_scale(0.5, 1.0) == 1.0
     assert clip_scale(2.0, 0.0) == 1.0
     g = [torch.full((100,), 3.0), torch.full((7, 7), -4.0)]
-    scaled = [x * clip_scale(global_norm(g), 1.0) for x in g]
-    assert global_norm(scaled) == pytest.approx(1.0, rel=1e-6)  # one float32 rounding per element
+    scaled = [x * clip_scale(global_norm(g, BITWISE), 1.0) for x in g]
+    assert global_norm(scaled, BITWISE) == pytest.approx(1.0, rel=1e-6)  # one float32 rounding per element

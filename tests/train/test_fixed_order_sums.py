@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.train.tree import GradientTree, global_norm, square_sum, tree_sum, tree_total
+from lockstep.ops import operators
+from lockstep.ops.tree import tree_sum
+from lockstep.train.tree import GradientTree, global_norm, tree_total
+
+BITWISE, PLAIN = operators("bitwise"), operators("fast")
 
 
 def leaves(count: int) -> list[Tensor]:
@@ -64,7 +68,8 @@ def test_square_sum_is_the_sum_of_squares(size: int) -> None:
     x = torch.randn(size, generator=torch.Generator().manual_seed(size))
     exact = math.fsum(float(v) ** 2 for v in x.tolist())
     # float64 pairwise sums: relative error below log2(n) 2**-53.
-    assert float(square_sum(x)) == pytest.approx(exact, rel=1e-14)
+    assert float(PLAIN.square_sum(x)) == float(BITWISE.square_sum(x))
+    assert float(BITWISE.square_sum(x)) == pytest.approx(exact, rel=1e-14)
 
 
 def test_norm_does_not_depend_on_threads() -> None:
@@ -72,7 +77,7 @@ def test_norm_does_not_depend_on_threads() -> None:
     found = set()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.add(global_norm(gradients))
+        found.add(global_norm(gradients, BITWISE))
     torch.set_num_threads(1)
     assert len(found) == 1
 
@@ -81,11 +86,11 @@ def test_norm_does_not_depend_on_threads() -> None:
 def test_one_bad_element_makes_the_norm_not_finite(bad: float) -> None:
     x = torch.randn(70_000)
     x[69_999] = bad
-    assert not math.isfinite(global_norm([torch.ones(3), x]))
+    assert not math.isfinite(global_norm([torch.ones(3), x], BITWISE))
 
 
 def test_the_largest_finite_gradients_have_a_finite_norm() -> None:
-    assert math.isfinite(global_norm([torch.full((1000,), torch.finfo(torch.float32).max)]))
+    assert math.isfinite(global_norm([torch.full((1000,), torch.finfo(torch.float32).max)], BITWISE))
 
 
 def test_tree_sum_and_total() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lockstep.config import Config, load_config
 from lockstep.errors import LockstepError
+from lockstep.ops import Operators
 from lockstep.train import Trainer, loop, resume, speed
 from lockstep.train.checkpoint import checkpoints
 from lockstep.train.memory import parameters
@@ -352,10 +353,10 @@ def test_a_stopped_trainer_can_fit_again(tiny: Tiny, tmp_path: Path, monkeypatch
     trainer = Trainer(tiny())
     real = loop.global_norm
 
-    def interrupted(gradient: list[Tensor]) -> float:
+    def interrupted(gradient: list[Tensor], ops: Operators) -> float:
         if trainer.run.optimizer.step_count == 2:
             signal.raise_signal(signal.SIGINT)
-        return real(gradient)
+        return real(gradient, ops)
 
     monkeypatch.setattr(loop, "global_norm", interrupted)
     assert trainer.fit().stopped_by == "SIGINT"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lockstep.ops import build, plain
+from lockstep.ops.adamw import adamw, square_sum
 from lockstep.ops.attention import attention, paged_attention, write_kv
 from lockstep.ops.cross_entropy import linear_cross_entropy, log_softmax, select_logprobs
 from lockstep.ops.embedding import embedding
@@ -57,6 +58,10 @@ class Operators:
 
     loss = sum over rows with target >= 0 of token_weights * (-logprob + z_loss * log_z ** 2), a float32 scalar;
     logprobs float32 [T] (detached), the bits of select_logprobs on the same logits."""
+    adamw: Callable[..., None]
+    """(p, g, m, v, factors: AdamWFactors): one AdamW update in place; the same bits in both modes"""
+    square_sum: Callable[..., Tensor]
+    """(x) -> float64 scalar, the sum of squares by a fixed tree; the same bits in both modes"""
 
 
 def operators(numerics: Numerics = "bitwise") -> Operators:
@@ -73,8 +78,9 @@ def operators(numerics: Numerics = "bitwise") -> Operators:
 _PLAIN = Operators(
     "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
     plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
+    plain.adamw, plain.square_sum,
 )  # fmt: skip
 _CONTRACT = Operators(
     "bitwise", linear, pack, rms_norm, rope, gated, embedding, attention,
-    write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy,
+    write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy, adamw, square_sum,
 )  # fmt: skip

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.ops.adamw import AdamWFactors
 from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
+from lockstep.ops.tree import SQUARE_BLOCK, tree_sum
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -115,3 +117,23 @@ def linear_cross_entropy(
     chosen = logits.gather(-1, targets.clamp(min=0).long()[:, None])[:, 0]
     loss = ((log_z - chosen + z_loss * log_z.square()) * token_weights)[kept].sum()
     return loss, (chosen - log_z).detach()
+
+
+def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, f: AdamWFactors) -> None:
+    """In chunks, so that the four streams stay in the second-level cache from one operation to the next.
+
+    The root is taken in float64 and rounded: PyTorch's float32 root (MKL's) is not always correctly rounded.
+    """
+    streams = (t.detach().view(-1).split(SQUARE_BLOCK) for t in (p, m, v))
+    for weight, first, second, gradient in zip(*streams, g.reshape(-1).split(SQUARE_BLOCK), strict=True):
+        scaled = gradient if f.scale == 1.0 else gradient * f.scale
+        first.mul_(f.beta1).add_(scaled * f.rest1)
+        second.mul_(f.beta2).add_((scaled * scaled).mul_(f.rest2))
+        if f.keep != 1.0:
+            weight.mul_(f.keep)
+        weight.sub_((first * f.lr).div_(second.double().sqrt().to(second.dtype).mul_(f.root).add_(f.eps)))
+
+
+def square_sum(x: Tensor) -> Tensor:
+    blocks = x.detach().reshape(-1).double().split(SQUARE_BLOCK)
+    return tree_sum(torch.stack([tree_sum(block * block) for block in blocks]))

@@ -57,7 +57,7 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
     model = Model(decoder, tokenizer, operators(config.train.numerics), getattr(torch, config.train.dtype))
     parameters = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
     data = dataset(tokens, config.data.seq_len, config.train.seed)
-    return Run(model, data, parameters, AdamW(parameters, config.optimizer), base)
+    return Run(model, data, parameters, AdamW(parameters, config.optimizer, model.ops), base)
 
 
 def export(run: Run, config: Config, out: Path) -> Path:

@@ -69,7 +69,7 @@ class Loop:
         )
         if found is None:
             return False
-        norm = global_norm(found.gradient)
+        norm = global_norm(found.gradient, run.model.ops)
         lr = self.config.optimizer.lr * lr_factor(self.config.schedule, self.position.step, train.steps)
         tokens = sum(len(b.tokens) for b in batches)
         good = math.isfinite(found.objective) and math.isfinite(norm)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 16
-"""Elements summed as one block of a gradient norm: a block in float64 stays in the second-level cache."""
+from lockstep.ops import Operators
+from lockstep.ops.tree import tree_sum
 
 
 class GradientTree:
@@ -48,38 +48,11 @@ def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     return left
 
 
-def tree_sum(values: Tensor) -> Tensor:
-    """The sum over the first dimension, whose length is a power of two: halves are added until one row is left."""
-    while len(values) > 1:
-        half = len(values) // 2
-        values = values[:half] + values[half:]
-    return values[0]
-
-
 def tree_total(values: Sequence[float]) -> float:
     """The sum of Python floats by the same tree; 0.0 for none."""
-    return float(tree_sum(_pad(torch.tensor(values, dtype=torch.float64)))) if values else 0.0
+    return float(tree_sum(torch.tensor(values, dtype=torch.float64))) if values else 0.0
 
 
-def square_sum(gradient: Tensor) -> Tensor:
-    """The sum of squares of one tensor, float64 scalar. Squares of float32 are exact in float64."""
-    flat = gradient.detach().reshape(-1)
-    partial = [_block_sum(flat[i : i + BLOCK]) for i in range(0, len(flat), BLOCK)]
-    return tree_sum(_pad(torch.stack(partial)) if len(partial) > 1 else partial[0][None])
-
-
-def _block_sum(block: Tensor) -> Tensor:
-    wide = block.double()
-    return tree_sum(_pad(wide * wide))
-
-
-def _pad(values: Tensor) -> Tensor:
-    """Zeros up to the next power of two; adding them is exact, so they change no sum."""
-    short = (1 << (len(values) - 1).bit_length()) - len(values)
-    return values if short == 0 else torch.cat([values, values.new_zeros(short)])
-
-
-def global_norm(gradients: Iterable[Tensor]) -> float:
+def global_norm(gradients: Iterable[Tensor], ops: Operators) -> float:
     """The root of the sum of all squares, tensors in the given order. NaN or infinite if any element is."""
-    sums = torch.stack([square_sum(g) for g in gradients])
-    return float(tree_sum(_pad(sums)).sqrt())
+    return float(tree_sum(torch.stack([ops.square_sum(g) for g in gradients])).sqrt())

@@ -245,6 +245,20 @@ Tensor cross_entropy_backward_op(const Tensor& logits, const Tensor& lse, const 
   return d;
 }
 
+void adamw_op(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, double scale, double beta1,
+              double rest1, double beta2, double rest2, double root, double eps, double keep, double lr) {
+  TORCH_CHECK(p.numel() == g.numel() && p.numel() == m.numel() && p.numel() == v.numel(), "sizes differ");
+  const AdamWFactors f{float(scale), float(beta1), float(rest1), float(beta2), float(rest2),
+                       float(root),  float(eps),   float(keep),  float(lr)};
+  adamw(data<float>(p), data<float>(g), data<float>(m), data<float>(v), p.numel(), f);
+}
+
+Tensor square_sums_op(const Tensor& x) {
+  Tensor sums = at::empty({(x.numel() + SQUARE_BLOCK - 1) / SQUARE_BLOCK}, x.options().dtype(at::kDouble));
+  square_sums(data<float>(x), x.numel(), sums.data_ptr<double>());
+  return sums;
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -268,6 +282,9 @@ TORCH_LIBRARY(lockstep, m) {
   m.def("gated(Tensor gate, Tensor up, int activation) -> Tensor");
   m.def("gated_backward(Tensor dy, Tensor gate, Tensor up, int activation) -> (Tensor, Tensor)");
   m.def("embedding_backward(Tensor dy, Tensor tokens, int vocabulary, float scale) -> Tensor");
+  m.def("adamw(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, float scale, float beta1, float rest1, float beta2, "
+        "float rest2, float root, float eps, float keep, float lr) -> ()");
+  m.def("square_sums(Tensor x) -> Tensor");
   m.def("log_sum_exp(Tensor logits) -> Tensor");
   m.def("log_softmax(Tensor logits) -> Tensor");
   m.def("cross_entropy_backward(Tensor logits, Tensor lse, Tensor targets, Tensor weights, float z_loss, "
@@ -291,6 +308,8 @@ TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   m.impl("gated", gated_op);
   m.impl("gated_backward", gated_backward_op);
   m.impl("embedding_backward", embedding_backward_op);
+  m.impl("adamw", adamw_op);
+  m.impl("square_sums", square_sums_op);
   m.impl("log_sum_exp", log_sum_exp_op);
   m.impl("log_softmax", log_softmax_op);
   m.impl("cross_entropy_backward", cross_entropy_backward_op);

@@ -68,6 +68,15 @@ void gated(const T* gate, const T* up, int activation, T* y, int64_t count);
 template <typename T>
 void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* d_gate, T* d_up, int64_t count);
 
+// --- optimizer (optimizer.cpp) ---
+constexpr int64_t SQUARE_BLOCK = 1 << 16;
+struct AdamWFactors {
+  float scale, beta1, rest1, beta2, rest2, root, eps, keep, lr;
+};
+void adamw(float* p, const float* g, float* m, float* v, int64_t count, const AdamWFactors& f);
+// sums[ceil(count / SQUARE_BLOCK)]: of squares, by block.
+void square_sums(const float* x, int64_t count, double* sums);
+
 // --- vocabulary (vocabulary.cpp) ---
 template <typename T>
 void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d);
