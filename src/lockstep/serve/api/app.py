@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -78,9 +79,9 @@ def _tokens(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         if body.messages is not None:
             plain = [message.plain() for message in body.messages]
-            ids = service.tokenizer.chat(plain, add_generation_prompt=body.add_generation_prompt)
+            ids = await asyncio.to_thread(service.tokenizer.chat, plain, body.add_generation_prompt)
         else:
-            ids = service.encode(body.prompt or "", body.add_special_tokens)
+            ids = await asyncio.to_thread(service.encode, body.prompt or "", body.add_special_tokens)
         return json_response({"count": len(ids), "max_model_len": service.max_length, "tokens": ids})
 
     @app.post("/detokenize")

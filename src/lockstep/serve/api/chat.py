@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,11 +18,12 @@ from lockstep.serve.params import Output, SamplingParams, join
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
-    ids = service.tokenizer.chat([message.plain() for message in body.messages])
+    plain = [message.plain() for message in body.messages]
+    ids = await asyncio.to_thread(service.tokenizer.chat, plain)
     run = await start(service, "chatcmpl", body, [ids], _params(service, body, len(ids)))
     if body.stream:
-        return EventStream(_events(run, body))
-    return json_response(await until_gone(request, _collect(run, body)))
+        return EventStream(_events(run, body), run.abort)
+    return json_response(await until_gone(request, _collect(run, body), run.abort))
 
 
 def _params(service: Service, body: ChatRequest, prompt: int) -> SamplingParams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -19,12 +20,12 @@ from lockstep.serve.text import Detokenizer
 
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
     service.check_model(body.model)
-    prompts = _prompts(service, body)
+    prompts = await asyncio.to_thread(_prompts, service, body)
     params = _params(body)
     run = await start(service, "cmpl", body, prompts, params)
     if body.stream:
-        return EventStream(_events(run, body))
-    return json_response(await until_gone(request, _collect(run, body)))
+        return EventStream(_events(run, body), run.abort)
+    return json_response(await until_gone(request, _collect(run, body), run.abort))
 
 
 def _params(body: CompletionRequest) -> SamplingParams:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -26,8 +26,8 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(json.dumps(body, ensure_ascii=False, allow_nan=False), status, media_type="application/json")
 
 
-async def until_gone(request: Request, work: Awaitable[T]) -> T:
-    """Await `work`; cancel it and raise ClientGone when the client disconnects first."""
+async def until_gone(request: Request, work: Awaitable[T], on_end: Callable[[], None]) -> T:
+    """Await `work`; cancel it and raise ClientGone when the client disconnects first. on_end is called in any case."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(_disconnected(request.receive))
     try:
@@ -36,6 +36,7 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
             raise ClientGone
         return task.result()
     finally:
+        on_end()
         await _cancel(watch, task)
 
 
@@ -47,10 +48,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]]) -> None:
+    def __init__(self, events: AsyncIterator[dict[str, Any]], on_end: Callable[[], None]) -> None:
+        """on_end is called however it ends, also when the client left before the first event."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._on_end = events, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.ensure_future(_disconnected(receive))
@@ -60,6 +62,7 @@ class EventStream(Response):
             if task.done():
                 task.result()
         finally:
+            self._on_end()
             await _cancel(watch, task)
 
     async def _send(self, send: Send) -> None:
