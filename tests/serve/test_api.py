@@ -180,6 +180,14 @@ def test_content_parts_and_developer_messages(client):
     assert answers[0].usage.prompt_tokens == answers[1].usage.prompt_tokens
 
 
+def test_an_answer_can_be_sent_back(client):
+    first = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=4).choices[0].message
+    turn = [*HELLO, first, {"role": "user", "content": "fox"}]
+    assert client.chat.completions.create(model="tiny", messages=turn, max_tokens=4).choices[0].message.content
+    whole = {**first.model_dump(), "tool_calls": None, "audio": None, "function_call": None, "annotations": []}
+    assert client.chat.completions.create(model="tiny", messages=[*HELLO, whole], max_tokens=4).id
+
+
 def test_tokenize_and_detokenize(url, model):
     text = "the quick Köln 🙂"
     answer = httpx.post(f"{url}/tokenize", json={"prompt": text}).json()

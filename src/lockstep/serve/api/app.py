@@ -78,8 +78,7 @@ def _tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         if body.messages is not None:
-            plain = [message.plain() for message in body.messages]
-            ids = await asyncio.to_thread(service.tokenizer.chat, plain, body.add_generation_prompt)
+            ids = await asyncio.to_thread(service.chat, body.messages, body.add_generation_prompt)
         else:
             ids = await asyncio.to_thread(service.encode, body.prompt or "", body.add_special_tokens)
         return json_response({"count": len(ids), "max_model_len": service.max_length, "tokens": ids})

@@ -18,8 +18,7 @@ from lockstep.serve.params import Output, SamplingParams, join
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
-    plain = [message.plain() for message in body.messages]
-    ids = await asyncio.to_thread(service.tokenizer.chat, plain)
+    ids = await asyncio.to_thread(service.chat, body.messages)
     run = await start(service, "chatcmpl", body, [ids], _params(service, body, len(ids)))
     if body.stream:
         return EventStream(_events(run, body), run.abort)

@@ -113,8 +113,13 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(min_length=1)]
     name: Text | None = None
-    refusal: None = None
     tool_call_id: Text | None = None
+    # Clients send back whole answers, with everything that was not in them.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As chat templates take it: text parts joined, `developer` as the `system` that templates know."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.config.serve import ServeConfig
+from lockstep.errors import LockstepError
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.serve.api.errors import ApiError
 from lockstep.serve.api.metrics import Metrics
-from lockstep.serve.api.schema import Sampling
+from lockstep.serve.api.schema import Message, Sampling
 from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.params import Output, SamplingParams
 from lockstep.serve.sampler import draw_seed
@@ -47,6 +48,16 @@ class Service:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special=add_special)
+
+    def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Token ids under the chat template. A template is a program that came with the model: it may fail."""
+        try:
+            return self.tokenizer.chat([message.plain() for message in messages], add_generation_prompt)
+        except LockstepError:
+            raise
+        except Exception as error:
+            message = f"the model's chat template cannot take these messages: {type(error).__name__}: {error}."
+            raise ApiError(400, message, "messages") from error
 
 
 @dataclass(frozen=True)

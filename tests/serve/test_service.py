@@ -1,0 +1,55 @@
+"""Parts of the API that need no server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from lockstep.config.serve import ServeConfig, byte_count
+from lockstep.errors import LockstepError
+from lockstep.serve.api.errors import ApiError
+from lockstep.serve.api.schema import Message
+from lockstep.serve.api.service import Service
+from lockstep.serve.api.token_text import TokenTexts
+
+
+def service(tokenizer) -> Service:
+    return Service("tiny", ServeConfig(), tokenizer, SimpleNamespace(), SimpleNamespace(), TokenTexts(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", LockstepError),
+        ("{{ messages[0]['content'] + 5 }}", ApiError),
+        ("{{ 1 / 0 }}", ApiError),
+        (None, LockstepError),
+    ],
+)
+def test_a_chat_template_that_fails_is_the_request_s_error(model, template, error):
+    broken = service(replace(model.tokenizer, template=template))
+    with pytest.raises(error, match=r"template"):
+        broken.chat([Message(role="user", content="hi")])
+
+
+def test_token_texts_and_bytes(model):
+    texts = TokenTexts(model.tokenizer)
+    ids = model.tokenizer.encode("the Köln 🙂 x")
+    assert b"".join(bytes(texts.raw(token)) for token in ids).decode() == "the Köln 🙂 x"
+    parts = [texts.text(token) for token in model.tokenizer.encode("🙀")]
+    assert len(parts) > 1
+    assert "".join(part.removeprefix("bytes:") for part in parts) == "".join(f"\\x{b:02x}" for b in "🙀".encode())
+    assert texts.text(min(model.tokenizer.eos_ids)) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(("text", "size"), [("1GiB", 2**30), ("1.5 MiB", 3 * 2**19), ("10kb", 10_000), ("7", 7)])
+def test_sizes(text, size):
+    assert byte_count(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1TiB", "-1MiB", "1 2"])
+def test_wrong_sizes(text):
+    with pytest.raises(ValueError, match="such as 512MiB"):
+        byte_count(text)
