@@ -68,7 +68,7 @@ def test_no_compiler_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     try:
-        with pytest.raises(LockstepError, match=r"apt install g\+\+.*numerics: fast"):
+        with pytest.raises(LockstepError, match=r"apt install g\+\+.*--numerics fast.*train.numerics=fast"):
             build.find_compiler()
         assert not build.is_built("plain")
     finally:
@@ -83,6 +83,19 @@ def test_a_failing_build_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyP
     with pytest.raises(LockstepError, match="no_such_name"):
         build.library("plain")
     assert [p.suffix for p in (tmp_path / "cache" / "lockstep" / "ext").iterdir()] == [".lock"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(
+        LockstepError, match=r"cannot be put into .*/file/lockstep/ext: Not a directory.*XDG_CACHE_HOME"
+    ):
+        build.library("plain")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a user without a home directory
+    with pytest.raises(LockstepError, match=r"no home directory.*set HOME or XDG_CACHE_HOME"):
+        build.library("plain")
 
 
 def test_a_changed_source_has_another_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

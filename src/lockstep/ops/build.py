@@ -31,6 +31,10 @@ _ISA = {
     "avx2": ["-mavx2", "-mfma"],
     "plain": [],
 }
+_FAST = (
+    "use plain PyTorch with --numerics fast (in training: --set train.numerics=fast), which does not keep the bit "
+    "contract."
+)
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,15 @@ def library(isa: str) -> Path:
     target = cache_dir() / f"{isa}-{key}"
     built = target / "liblockstep.so"
     if not built.exists():
-        with _locked(target.with_suffix(".lock")):
-            if not built.exists():
-                _build(compiler, isa, target)
+        try:
+            with _locked(target.with_suffix(".lock")):
+                if not built.exists():
+                    _build(compiler, isa, target)
+        except OSError as error:
+            raise LockstepError(
+                f"The kernels cannot be put into {target.parent}: {error.strerror or error}. Name a directory that "
+                f"can be written with XDG_CACHE_HOME, or {_FAST}"
+            ) from error
     return built
 
 
@@ -82,7 +92,11 @@ def best_isa() -> str:
 
 def cache_dir() -> Path:
     """Where built extensions lie: `lockstep/ext` under XDG_CACHE_HOME, by default ~/.cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if root.startswith("~"):
+        raise LockstepError(
+            f"There is no home directory to put the kernels into: set HOME or XDG_CACHE_HOME, or {_FAST}"
+        )
     return Path(root) / "lockstep" / "ext"
 
 
@@ -98,8 +112,8 @@ def find_compiler() -> Compiler:
                 return Compiler(path, run.stdout.splitlines()[0])
     raise LockstepError(
         f"No C++ compiler found (looked for {named or 'g++ and clang++'} on the PATH). The kernels behind "
-        "`numerics: bitwise` are built on first use. Install one (Debian: `apt install g++`), name yours with CXX, or "
-        "run with `numerics: fast`, which needs no compiler but does not keep the bit contract."
+        f"`numerics: bitwise` are built on first use. Install one (Debian: `apt install g++`), name yours with CXX, or "
+        f"{_FAST}"
     )
 
 
@@ -153,7 +167,7 @@ def _check(command: list[str], code: int, errors: str) -> None:
         raise LockstepError(
             f"The kernels could not be built: {' '.join(command[:1] + command[-3:])} ended with {code}.\n"
             f"{errors[-2000:]}\n"
-            "A C++20 compiler is needed (g++ 11 or newer). `numerics: fast` runs without the kernels."
+            f"A C++20 compiler is needed (g++ 11 or newer); or {_FAST}"
         )
 
 

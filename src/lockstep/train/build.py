@@ -50,11 +50,12 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
     shape = start.config if start is not None else config.model
     assert isinstance(shape, ModelConfig)
     _check_shape(config, shape)
+    ops = operators(config.train.numerics)  # before the corpus is read: there may be no compiler
     tokenizer, tokens = _data(config, start, out / "data", report, point)
     _check_vocabulary(config, shape, tokenizer)
     decoder = random_decoder(shape, config.train.seed) if start is None else start.decoder
     base = _prepare(decoder, config, adapters=config.lora.rank > 0)
-    model = Model(decoder, tokenizer, operators(config.train.numerics), getattr(torch, config.train.dtype))
+    model = Model(decoder, tokenizer, ops, getattr(torch, config.train.dtype))
     parameters = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
     data = dataset(tokens, config.data.seq_len, config.train.seed)
     return Run(model, data, parameters, AdamW(parameters, config.optimizer, model.ops), base)
