@@ -326,6 +326,14 @@ def test_adapters_and_whole_models_do_not_resume_each_other(tiny: Tiny) -> None:
         Trainer(trainer.config, lora={"rank": 2}, resume=trainer.out, allow_changes=True)
 
 
+def test_a_tilde_is_the_home_directory(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fitted(tiny(), train={"out": "~/run"}).out == tmp_path / "run"
+    again = Trainer(tiny(), train={"out": "~/run"}, resume="~/run")
+    assert again.position.step == 6
+    again.close()
+
+
 def test_one_directory_one_trainer(tiny: Tiny) -> None:
     first = Trainer(tiny())
     with pytest.raises(LockstepError, match="is in use by another Trainer of this process"):

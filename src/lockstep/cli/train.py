@@ -33,7 +33,7 @@ def train(
     if data:
         overrides.append(f"data.sources={_yaml_list(data)}")
     config = _configuration(file, overrides, out, resume, resume_from)
-    directory = Path(config.train.out)
+    directory = Path(config.train.out).expanduser()
     point = resume_from
     if resume and resume_from is None and not begun(directory):
         point = directory
@@ -55,7 +55,7 @@ def _configuration(
     if file is None and resume_from is not None and resume_from.is_dir():
         file = resume_from / "config.yaml"
     elif file is None and resume:
-        own = Path(out or load_config(None, overrides).train.out) / "config.yaml"
+        own = Path(out or load_config(None, overrides).train.out).expanduser() / "config.yaml"
         file = own if own.exists() else None
     return load_config(file, overrides)
 

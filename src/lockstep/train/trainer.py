@@ -59,18 +59,19 @@ class Trainer:
         **sections: Mapping[str, Any],
     ) -> None:
         self.config, given = resolve(config, data, sections)
-        self.out = Path(self.config.train.out)
+        self.out = Path(self.config.train.out).expanduser()
         self.display = display or Display()
         self.position = Position()
         self._resumed = False
-        if resume is not None and not Path(resume).is_dir():
-            raise LockstepError(f"there is nothing to resume: {resume} is no directory")
+        start = None if resume is None else Path(resume).expanduser()
+        if start is not None and not start.is_dir():
+            raise LockstepError(f"there is nothing to resume: {start} is no directory")
         with ExitStack() as stack:
             stack.enter_context(run_lock(self.out))
             stack.enter_context(self.display)
             remove_unfinished(step_path(self.out, 0).parent)
             remove_unfinished_data(self.out / "data")
-            point = None if resume is None else locate(Path(resume), self.out)
+            point = None if start is None else locate(start, self.out)
             self.run: Run = build(self.config, given, self.out, self.display.preparing, point)
             if point is not None:
                 self.position = restore(self.run, self.config, point, self.out, allow_changes)
@@ -101,7 +102,7 @@ class Trainer:
 
     def resume(self, directory: str | Path, allow_changes: bool = False) -> None:
         """Go on from a checkpoint, or from the newest one of a run's directory."""
-        point = locate(Path(directory), self.out)
+        point = locate(Path(directory).expanduser(), self.out)
         self.position = restore(self.run, self.config, point, self.out, allow_changes)
         self._resumed = True
 
