@@ -150,7 +150,9 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest():
         chunks = []
 
         def read():
-            with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": True}, timeout=60) as answer:
+            with httpx.stream(
+                "POST", f"{url}/v1/completions", json={**LONG, "max_tokens": 300, "stream": True}, timeout=60
+            ) as answer:
                 chunks.extend(answer.iter_lines())
 
         reader = threading.Thread(target=read)
