@@ -136,6 +136,10 @@ def test_mistakes_are_named(model, base, tmp_path):
         settings.write_text(json.dumps({**written, key: value}))
         with pytest.raises(LockstepError, match=r"only LoRA|use_dora"):
             load_adapter(fresh, tmp_path / "a")
+    for key in ("r", "lora_alpha", "base_model_name_or_path"):
+        settings.write_text(json.dumps({**written, key: None}))
+        with pytest.raises(LockstepError, match=rf"adapter_config.json has {key} = None, which cannot be"):
+            load_adapter(fresh, tmp_path / "a")
     settings.write_text(json.dumps({**written, "r": 5}))
     with pytest.raises(LockstepError, match=r"q_proj: lora_A and lora_B have shapes .*expected"):
         load_adapter(fresh, tmp_path / "a")

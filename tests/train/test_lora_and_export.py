@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import lockstep
 from lockstep.config import Config
 from lockstep.errors import LockstepError
 from lockstep.model.hash import hash_path, hash_tensors
+from lockstep.model.lora import merge_lora
 from lockstep.train import Trainer, speed
 from lockstep.train.checkpoint import checkpoints
 
@@ -76,6 +78,33 @@ def test_a_checkpoint_of_adapters_says_how_to_export(tiny: Tiny, base: Path, tmp
     Trainer(tuning(tiny, base, tmp_path / "run")).fit()
     with pytest.raises(LockstepError, match=rf"--out {tmp_path}/run --resume --set train.export=true"):
         lockstep.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_training_goes_on_from_an_adapter(tiny: Tiny, base: Path, tmp_path: Path, rank: int) -> None:
+    first = Trainer(tuning(tiny, base, tmp_path / "first", merge=False)).fit().export
+    assert first is not None
+    assert hash_path(first) not in (hash_path(base), hash_path(tmp_path / "base" / "checkpoints" / "step-00000002"))
+    config = tuning(tiny, first, tmp_path / "run", rank=rank)
+    trainer = Trainer(config)
+    merged = lockstep.load(first, dtype="bfloat16" if rank else "float32")
+    merge_lora(merged.decoder)
+    began, expected = (dict(m.decoder.named_parameters()) for m in (trainer.model, merged))
+    assert all(torch.equal(began[name], expected[name]) for name in expected)
+    trainer.fit()
+    if rank:
+        with pytest.raises(LockstepError, match="which is an adapter itself: merge that one first"):
+            Trainer(config, train={"out": str(tmp_path / "apart")}, lora={"merge": False})
+
+
+def test_an_adapter_on_an_adapter_is_refused(tiny: Tiny, base: Path, tmp_path: Path) -> None:
+    first = Trainer(tuning(tiny, base, tmp_path / "run", merge=False)).fit().export
+    assert first is not None
+    settings = shutil.copytree(first, tmp_path / "second") / "adapter_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": str(first)}))
+    for read in (lockstep.load, hash_path):
+        with pytest.raises(LockstepError, match="is an adapter on the adapter"):
+            read(tmp_path / "second")
 
 
 def test_adapters_resume_bit_for_bit(tiny: Tiny, base: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -13,8 +13,9 @@ from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.load import resolve
-from lockstep.model.weights import Stored, read_gguf, read_safetensors
+from lockstep.model.load import adapter_base, resolve
+from lockstep.model.lora import read_adapter
+from lockstep.model.weights import read_gguf, read_safetensors
 from lockstep.model.weights.fill import check_fit
 
 
@@ -22,8 +23,16 @@ def hash_path(path: str | Path) -> str:
     """SHA-256 of the weights of whatever `load` reads, as stored: sharding, file layout and order do not matter.
 
     A tied head counts once, whether the file repeats it or not. GGUF weights are hashed dequantised, in float32.
+    Of an adapter directory: the base model's weights, then the adapter's.
     """
-    found = resolve(path)
+    return hash_tensors(_tensors(resolve(path)))
+
+
+def _tensors(found: Path) -> Iterator[tuple[str, Tensor]]:
+    if (found / "adapter_config.json").is_file():
+        yield from _tensors(adapter_base(found))
+        yield from sorted(read_adapter(found)[1].items())
+        return
     if found.is_file():
         model = read_gguf(found)
         config, stored = model.config, model.tensors
@@ -34,10 +43,6 @@ def hash_path(path: str | Path) -> str:
     ours = [name for name, _ in decoder.named_parameters()]
     names = gguf_names(ours) if found.is_file() else hf_names(ours, FAMILIES[config.family])
     check_fit(decoder, stored, names, str(found))
-    return hash_tensors(_read(stored, names))
-
-
-def _read(stored: Mapping[str, Stored], names: Mapping[str, str]) -> Iterable[tuple[str, Tensor]]:
     for name in sorted(names):
         yield name, stored[names[name]].read()
 

@@ -14,7 +14,7 @@ from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.lora import load_adapter
+from lockstep.model.lora import load_adapter, read_adapter
 from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
@@ -113,13 +113,20 @@ def _from_directory(directory: Path, dtype: torch.dtype) -> Loaded:
 
 
 def _with_adapter(directory: Path, dtype: str, device: str, numerics: Numerics) -> Model:
-    file = directory / "adapter_config.json"
-    base = read_json(file).get("base_model_name_or_path")
-    if not base:
-        raise LockstepError(f"{file}: base_model_name_or_path is missing, so the base model is unknown")
-    model = load(base, dtype, device, numerics)
+    model = load(adapter_base(directory), dtype, device, numerics)
     load_adapter(model.decoder, directory)
     return model
+
+
+def adapter_base(directory: Path) -> Path:
+    """The model under a PEFT directory's adapter; LockstepError where that is an adapter itself."""
+    base = resolve(read_adapter(directory)[0]["base_model_name_or_path"])
+    if (base / "adapter_config.json").is_file():
+        raise LockstepError(
+            f"{directory} is an adapter on the adapter {base}: merge that one first (lockstep export {base} DIR) and "
+            "name DIR as base_model_name_or_path"
+        )
+    return base
 
 
 def _checked(tokenizer: Tokenizer, config: ModelConfig, source: Path) -> Tokenizer:

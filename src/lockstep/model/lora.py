@@ -23,6 +23,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 """What can carry an adapter, by Hugging Face's (and PEFT's) names."""
 
 _PREFIX = "base_model.model."
+_WEIGHTS = "adapter_model.safetensors"
 _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
@@ -102,23 +103,13 @@ def save_adapter(decoder: Decoder, path: str | Path, base: str, force: bool = Fa
     }  # fmt: skip
     with new_directory(path, "adapter", force) as directory:
         write_json(directory / "adapter_config.json", config)
-        save_tensors(tensors, directory / "adapter_model.safetensors")
+        save_tensors(tensors, directory / _WEIGHTS)
 
 
 def load_adapter(decoder: Decoder, path: str | Path) -> None:
     """Put the adapter of a PEFT directory onto a decoder. LockstepError for kinds of adapter that are not LoRA."""
-    directory = Path(path)
-    config = read_json(directory / "adapter_config.json")
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-        raise LockstepError(f"{directory}: only LoRA adapters without biases are supported")
-    for key in _UNSUPPORTED:
-        if config.get(key):
-            raise LockstepError(f"{directory}: adapter_config.json has {key} = {config[key]!r}, which is not supported")
-    file = directory / "adapter_model.safetensors"
-    try:
-        tensors = load_file(str(file))
-    except (SafetensorError, OSError) as error:
-        raise LockstepError(f"{file} is missing or damaged: {error}") from error
+    config, tensors = read_adapter(Path(path))
+    file = Path(path) / _WEIGHTS
     layers = adaptable(decoder)
     for name in sorted({key.rsplit(".lora_", 1)[0] for key in tensors}):
         linear = layers.get(name.removeprefix(_PREFIX))
@@ -127,6 +118,23 @@ def load_adapter(decoder: Decoder, path: str | Path) -> None:
         a, b = (tensors.get(f"{name}.lora_{side}.weight", torch.empty(0)) for side in "AB")
         _check_shapes(a, b, linear, config, f"{file}: {name}")
         linear.lora = LoraPair(a.float(), b.float(), config["lora_alpha"] / config["r"])
+
+
+def read_adapter(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """adapter_config.json and the tensors of a PEFT directory, by their names there."""
+    config = read_json(directory / "adapter_config.json")
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        raise LockstepError(f"{directory}: only LoRA adapters without biases are supported")
+    for key in _UNSUPPORTED:
+        if config.get(key):
+            raise LockstepError(f"{directory}: adapter_config.json has {key} = {config[key]!r}, which is not supported")
+    for key, kind in (("base_model_name_or_path", str), ("r", int), ("lora_alpha", int | float)):
+        if not isinstance(config.get(key), kind) or not config[key]:
+            raise LockstepError(f"{directory}: adapter_config.json has {key} = {config.get(key)!r}, which cannot be")
+    try:
+        return config, load_file(str(directory / _WEIGHTS))
+    except (SafetensorError, OSError) as error:
+        raise LockstepError(f"{directory / _WEIGHTS} is missing or damaged: {error}") from error
 
 
 def _check_shapes(a: Tensor, b: Tensor, linear: Linear, config: dict[str, Any], name: str) -> None:

@@ -13,7 +13,7 @@ from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
 from lockstep.model.families import check as check_family
 from lockstep.model.hash import hash_tensors
-from lockstep.model.lora import add_lora, save_adapter
+from lockstep.model.lora import add_lora, has_lora, merge_lora, save_adapter
 from lockstep.ops import check_head_dim, operators
 from lockstep.train.changes import same_corpus
 from lockstep.train.checkpoint import Checkpoint
@@ -79,12 +79,19 @@ def _loaded(config: Config, point: Checkpoint | None) -> Model | None:
     if point is not None and config.lora.rank == 0 and (point.path / "config.json").exists():
         # All weights are in the checkpoint: the model that the run began with need not be there any more.
         return load(point.path, dtype="float32", numerics="fast")
-    return load(config.model, dtype=config.train.dtype if config.lora.rank else "float32", numerics="fast")
+    model = load(config.model, dtype=config.train.dtype if config.lora.rank else "float32", numerics="fast")
+    if has_lora(model.decoder) and config.lora.rank and not config.lora.merge:
+        raise LockstepError(
+            f"lora.merge: false writes adapters on {config.model}, which is an adapter itself: merge that one first "
+            f"(lockstep export {config.model} DIR) and set model to DIR"
+        )
+    return model
 
 
 def _prepare(decoder: Decoder, config: Config, adapters: bool) -> str | None:
     """Give the decoder float32 masters of its own, or frozen weights and adapters. Returns the frozen weights' hash."""
     decoder.train()
+    merge_lora(decoder)  # an adapter that was loaded is part of the weights that this run begins with
     if adapters:
         decoder.requires_grad_(False)
         base = hash_tensors(sorted(decoder.named_parameters()))
