@@ -52,6 +52,14 @@ def test_wrong_weights_are_named(directory):
     load(directory)  # what old exports carry
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_that_need_scales_are_refused(directory, dtype):
+    key = "model.layers.1.self_attn.k_proj.weight"
+    change(directory, lambda t: t.update({key: t[key].to(dtype)}))
+    with pytest.raises(LockstepError, match=rf"{key} is {dtype}: quantised weights"):
+        load(directory)
+
+
 def test_vocabulary_larger_than_the_embedding(directory):
     train_bpe(iter(["text"]), 300).save(directory)
     with pytest.raises(LockstepError, match=r"tokenizer has 26\d tokens, but the embedding only 96 rows.*first"):

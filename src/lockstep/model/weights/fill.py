@@ -12,6 +12,8 @@ from lockstep.errors import LockstepError
 from lockstep.model.decoder import Decoder
 
 _SHOWN = 5
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""What weights are stored in; anything else needs scales, which are not read."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,14 @@ def fill(
     for prefix, module in decoder.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
-                tensor = found[names[f"{prefix}.{leaf}"]].read().to(dtype)
-                setattr(module, leaf, nn.Parameter(tensor))
+                name = names[f"{prefix}.{leaf}"]
+                tensor = found[name].read()
+                if tensor.dtype not in _DTYPES:
+                    raise LockstepError(
+                        f"{source}: tensor {name} is {tensor.dtype}: quantised weights are read from .gguf files only; "
+                        "give the model in bfloat16, float16 or float32"
+                    )
+                setattr(module, leaf, nn.Parameter(tensor.to(dtype)))
 
 
 def check_fit(decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], source: str) -> None:
