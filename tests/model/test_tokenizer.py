@@ -78,6 +78,13 @@ def test_templates_render_as_in_transformers(template, tools, trained, tmp_path)
     )
 
 
+def test_half_a_surrogate_pair_is_no_text(trained):
+    with pytest.raises(LockstepError, match="half a surrogate pair"):
+        trained.encode("a\ud800")
+    with pytest.raises(TypeError):
+        trained.encode(5)
+
+
 def test_template_errors_are_lessons(trained):
     with pytest.raises(LockstepError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}", MESSAGES)
@@ -85,6 +92,8 @@ def test_template_errors_are_lessons(trained):
         render("{% for %}", MESSAGES)
     with pytest.raises(LockstepError, match="chat template"):  # the sandbox
         render("{{ messages.__class__.__mro__[1].__subclasses__() }}", MESSAGES)
+    with pytest.raises(LockstepError, match="chat template refuses these messages"):
+        render("{{ messages[0]['content'] + 5 }}", MESSAGES)
     with pytest.raises(LockstepError, match="no chat template"):
         Tokenizer(trained.backend).chat(MESSAGES)
     assert len(render("{{ strftime_now('%Y') }}", MESSAGES)) == 4

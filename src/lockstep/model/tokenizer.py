@@ -37,7 +37,13 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids. add_special: with what the model starts a sequence with (a BOS, for some models)."""
-        return self.backend.encode(text, add_special_tokens=add_special).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=add_special).ids
+        except TypeError as error:
+            if not isinstance(text, str):
+                raise
+            # What the library says to half a surrogate pair, which is how Python holds bytes that are no UTF-8.
+            raise LockstepError("the text is not Unicode: it holds half a surrogate pair, or was not UTF-8") from error
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of these ids; bytes that are no UTF-8 come out as U+FFFD."""
