@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import openai
 import pytest
+from safetensors.torch import load_file, save_file
 
 from lockstep.cli.app import run
 from lockstep.serve import Engine, SamplingParams
@@ -54,8 +57,13 @@ def test_generate_takes_a_file_and_gives_logprobs_with_all_their_bits(model, dir
         ("{", "line 1 is not JSON"),
         ('"text"', "line 1: expected an object"),
         ('{"prompt": "a", "temprature": 1}', "'temprature', which is no sampling parameter"),
-        ('{"prompt": "a", "temperature": "x"}', "wrong type"),
+        ('{"prompt": "a", "temperature": "x"}', "temperature is 'x', should be a valid number"),
         ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
+        ('{"prompt": "a", "seed": 1.5}', "prompt 1: seed is 1.5, should be a valid integer"),
+        ('{"prompt": "a", "stop": [1]}', "stop is 1, should be a valid string"),
+        ('{"prompt": null}', "line 1: the prompt is None, expected a text or a list of token ids"),
+        ('{"prompt": [1, "a"]}', "line 1: the prompt is [1, 'a'], expected"),
+        ("[" * 100_000, "line 1 is not JSON"),
     ],
 )
 def test_generate_names_what_is_wrong(lines, said, tmp_path, capsys):
@@ -63,6 +71,24 @@ def test_generate_names_what_is_wrong(lines, said, tmp_path, capsys):
     file.write_text(lines)
     assert run(["generate", "nowhere", "-i", str(file)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_generate_takes_every_parameter_of_a_line(directory, tmp_path, capsys):
+    row = {"prompt": "a", "stop": "z", "logit_bias": {"70": 100.0}, "max_tokens": 3, "temperature": 0}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row), encoding="utf-8-sig")
+    assert run(["generate", directory, "-i", str(tmp_path / "in.jsonl")]) == 0
+    assert json.loads(capsys.readouterr().out)["token_ids"] == [70, 70, 70]
+
+
+def test_weights_that_give_no_numbers_are_told(directory, tmp_path, capsys):
+    shutil.copytree(directory, tmp_path / "damaged")
+    weights = load_file(tmp_path / "damaged" / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, tmp_path / "damaged" / "model.safetensors")
+    assert run(["generate", str(tmp_path / "damaged"), "-p", "a"]) == 2
+    assert "1 of 1 completions were not finished: the model gave NaN logits" in capsys.readouterr().err
+    assert run(["chat", str(tmp_path / "damaged"), "-m", "a"]) == 2
+    assert "the model gave NaN logits" in capsys.readouterr().err
 
 
 def test_generate_wants_one_source(capsys):
@@ -86,6 +112,24 @@ def test_chat_answers_one_message_and_a_piped_conversation(model, directory, cap
         monkeypatch.setattr(sys, "stdin", turns)
         assert run(["chat", directory, "--max-tokens", "8"]) == 0
     assert capsys.readouterr().out == f"{said}\n{answer(second)}\n{said}\n"
+
+
+def test_an_interactive_chat_survives_a_message_too_long(directory, capsys, monkeypatch):
+    lines = iter(["fox " * 2000, "/new", "fox"])
+
+    def ask(prompt):
+        try:
+            return next(lines)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", ask)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert run(["chat", directory, "--max-tokens", "2"]) == 0
+    captured = capsys.readouterr()
+    assert "context holds 1024 tokens" in captured.err
+    assert "/new forgets" in captured.err
+    assert captured.out.endswith("\n")
 
 
 def test_chat_with_a_message_too_long_is_told(directory, capsys):

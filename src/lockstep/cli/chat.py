@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lockstep.errors import LockstepError
+
 if TYPE_CHECKING:
     from lockstep.serve import Engine, SamplingParams
 
@@ -43,7 +45,12 @@ def chat(
         if line.strip() == "/new":
             history = history[: 1 if system is not None else 0]
         elif line.strip():
-            history = _turn(engine, history, line, params)
+            try:
+                history = _turn(engine, history, line, params)
+            except LockstepError as error:
+                if not interactive:
+                    raise
+                print(f"{error} /new forgets the conversation.", file=sys.stderr)
 
 
 def _read(prompt: str) -> str | None:
@@ -51,6 +58,8 @@ def _read(prompt: str) -> str | None:
         return input(prompt)
     except EOFError:
         return None
+    except UnicodeDecodeError as error:
+        raise LockstepError("a line on stdin is not UTF-8 text: convert it to UTF-8 first") from error
 
 
 def _turn(engine: Engine, history: Messages, message: str, params: SamplingParams) -> Messages:
@@ -68,6 +77,8 @@ def _turn(engine: Engine, history: Messages, message: str, params: SamplingParam
             for output in engine.step():
                 answer += output.text
                 print(output.text, end="", flush=True)
+                if output.error is not None:
+                    raise LockstepError(output.error)
     except KeyboardInterrupt:
         engine.abort(request)
     print()

@@ -52,34 +52,44 @@ def generate(
     if output is None and not as_json and input is None:
         for completion in completions:
             print(completion.text)
-        return
-    _write(output, completions)
+    else:
+        _write(output, completions)
+    failed = [completion for completion in completions if completion.error is not None]
+    if failed:
+        raise LockstepError(f"{len(failed)} of {len(completions)} completions were not finished: {failed[0].error}")
 
 
 def _rows(file: Path | None) -> list[dict[str, Any]]:
     assert file is not None
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LockstepError(f"cannot read {file}: {error}") from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise LockstepError(f"{file}, line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict) or "prompt" not in row:
-            raise LockstepError(f'{file}, line {number}: expected an object such as {{"prompt": "Once upon a time"}}')
-        rows.append(row)
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise LockstepError(f"{file} is not UTF-8 text (byte {error.start}): convert it to UTF-8 first") from error
+    except OSError as error:
+        raise LockstepError(f"cannot read {file}: {error.strerror or error}") from error
+    rows = [_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
         raise LockstepError(f"{file} holds no prompts: write one JSON object per line")
     return rows
 
 
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LockstepError(f"{where} is not JSON: {error}") from error
+    if not isinstance(row, dict) or "prompt" not in row:
+        raise LockstepError(f'{where}: expected an object such as {{"prompt": "Once upon a time"}}')
+    prompt = row["prompt"]
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
+        raise LockstepError(f"{where}: the prompt is {prompt!r:.60}, expected a text or a list of token ids")
+    return row
+
+
 def _params(row: dict[str, Any], defaults: dict[str, Any], number: int) -> SamplingParams:
     from dataclasses import fields
+
+    from pydantic import TypeAdapter, ValidationError
 
     from lockstep.serve import SamplingParams
 
@@ -87,10 +97,14 @@ def _params(row: dict[str, Any], defaults: dict[str, Any], number: int) -> Sampl
     unknown = set(own) - {field.name for field in fields(SamplingParams)}
     if unknown:
         raise LockstepError(f"prompt {number} has the key {min(unknown)!r}, which is no sampling parameter: remove it")
+    if isinstance(own.get("stop"), str):
+        own["stop"] = [own["stop"]]
     try:
-        return SamplingParams(**{**defaults, **own})
-    except TypeError as error:
-        raise LockstepError(f"prompt {number}: a sampling parameter has the wrong type ({error})") from error
+        return TypeAdapter(SamplingParams).validate_json(json.dumps({**defaults, **own}), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = first["msg"].removeprefix("Input ")
+        raise LockstepError(f"prompt {number}: {first['loc'][0]} is {first['input']!r:.60}, {reason}") from error
 
 
 def _write(file: Path | None, completions: list[Completion]) -> None:

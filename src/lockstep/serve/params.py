@@ -142,6 +142,8 @@ class Completion:
     prompt: int = 0
     """Index of its prompt in the call."""
     choice: int = 0
+    error: str | None = None
+    """Why the engine could not go on (finish_reason is then `abort`)."""
 
 
 def join(outputs: list[Output]) -> Output:
@@ -172,5 +174,6 @@ def completion(outputs: list[Output], prompt_ids: list[int], params: SamplingPar
         top_logprobs=[dict(s.top) for s in whole.scores] if params.logprobs else None,
         prompt_logprobs=None if whole.prompt_scores is None else [s.logprob for s in whole.prompt_scores],
         stop_reason=whole.stop_reason,
+        error=whole.error,
         **about,
     )
