@@ -138,6 +138,13 @@ struct Task {
   int64_t sequence, kv_head, first, count;
 };
 
+// Key elements that all tasks read, about: whether more than one thread is worth waking.
+int64_t reads(const std::vector<Task>& list, const AttentionShape& a) {
+  int64_t sum = 0;
+  for (const Task& t : list) sum += t.count * (a.positions[t.first + t.count - 1] + 1) * a.dim;
+  return sum * (a.heads / a.kv_heads);
+}
+
 // Every (sequence, kv head, run of query positions), the longest walks first so that threads end together.
 std::vector<Task> tasks(const AttentionShape& a) {
   std::vector<Task> list;
@@ -156,7 +163,7 @@ std::vector<Task> tasks(const AttentionShape& a) {
 template <typename T>
 void write_kv(const T* k, const T* v, T* k_pages, T* v_pages, const int32_t* table, int64_t width,
               const AttentionShape& a) {
-#pragma omp parallel for schedule(static) collapse(2)
+#pragma omp parallel for schedule(static) collapse(2) if (a.tokens * a.kv_heads * a.dim > GRAIN)
   for (int64_t s = 0; s < a.sequences; s++)
     for (int64_t h = 0; h < a.kv_heads; h++)
       for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
@@ -174,7 +181,7 @@ void attention_paged(const T* q, const T* k_pages, const T* v_pages, const int32
                      const AttentionShape& a) {
   const std::vector<Task> list = tasks(a);
   const int64_t page = a.kv_heads * a.dim * BLOCK;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (reads(list, a) > 4 * GRAIN)
   for (size_t i = 0; i < list.size(); i++) {
     const Task& t = list[i];
     const int64_t head = t.kv_head * a.dim * BLOCK;
@@ -201,7 +208,7 @@ void attention_packed(const T* q, const T* k, const T* v, T* out, float* lse, co
       }
   const std::vector<Task> list = tasks(a);
   const int64_t v_row = a.kv_heads * a.dim;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (reads(list, a) > 4 * GRAIN)
   for (size_t i = 0; i < list.size(); i++) {
     const Task& t = list[i];
     Keys<T> keys{keys_t.data() + (t.kv_head * blocks + first_block[t.sequence]) * block,

@@ -88,7 +88,7 @@ void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T*
   int64_t width = std::min(COLUMNS, (panels(n) * row_tasks + 4 * threads - 1) / (4 * threads) * PANEL);
   width = std::max<int64_t>(4 * PANEL, (width + 4 * PANEL - 1) / (4 * PANEL) * (4 * PANEL));
   const int64_t column_tasks = (n + width - 1) / width;
-#pragma omp parallel
+#pragma omp parallel if (m * n * k > 16 * GRAIN)
   {
     std::vector<float> left(ROWS * (DEPTH + 16)), c(ROWS * width);
 #pragma omp for collapse(2) schedule(dynamic)

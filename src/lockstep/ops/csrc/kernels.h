@@ -8,6 +8,9 @@
 
 namespace lockstep {
 
+// Elements below which a kernel runs on the calling thread: waking the others would take longer than the work.
+constexpr int64_t GRAIN = 1 << 15;
+
 // --- products (gemm.cpp) ---
 constexpr int64_t PANEL = 16;
 inline int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }

@@ -13,7 +13,7 @@ namespace lockstep {
 
 template <typename X, typename T>
 void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
   for (int64_t i = 0; i < rows; i++) {
     const X* xi = x + i * d;
     F16 squares = F16::zero();
@@ -66,7 +66,7 @@ template <typename T>
 void rope(const T* x, const int32_t* positions, const float* table, float sign, T* y, int64_t tokens, int64_t heads,
           int64_t dim) {
   const int64_t half = dim / 2;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (tokens * heads * dim > GRAIN)
   for (int64_t t = 0; t < tokens; t++) {
     const float* turn = table + positions[t] * dim;  // [half, 2]
     for (int64_t j = 0; j < half; j += 16) {
@@ -114,7 +114,7 @@ inline Activated activate(F16 x, int activation) {
 
 template <typename T>
 void gated(const T* gate, const T* up, int activation, T* y, int64_t count) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (count > GRAIN)
   for (int64_t j = 0; j < count; j += 16) {
     F16 a = activate(load_part(gate + j, count - j), activation).value;
     store_part(a * load_part(up + j, count - j), y + j, count - j);

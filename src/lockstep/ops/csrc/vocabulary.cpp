@@ -30,12 +30,12 @@ float row_log_sum_exp(const float* x, int64_t n) {
 }  // namespace
 
 void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
   for (int64_t i = 0; i < rows; i++) lse[i] = row_log_sum_exp(logits + i * vocabulary, vocabulary);
 }
 
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
   for (int64_t i = 0; i < rows; i++) {
     const float* x = logits + i * vocabulary;
     const F16 lse = F16::all(row_log_sum_exp(x, vocabulary));
