@@ -112,6 +112,7 @@ def test_a_bug_is_one_line_with_the_way_to_its_traceback(run):
     [
         (OSError(errno.ENOSPC, "No space left on device"), "lockstep: No space left on device: free some space"),
         (PermissionError(errno.EACCES, "Permission denied", "a/b"), "lockstep: a/b: Permission denied: check its"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "Cannot allocate memory: ask for less of this machine's"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 64 bytes"), "this machine's memory is too small"),
     ],
 )

@@ -142,6 +142,11 @@ def test_a_wrong_value_is_told_with_key_value_and_expectation(override, told):
     assert "mistakes" not in text
 
 
+def test_a_list_is_told_how_it_is_written():
+    assert '; write lora.targets: ["q_proj", "v_proj"]\n' in complaint("lora.targets=q_proj, v_proj")
+    assert "`data.sources` is the list []: it should have at least 1 item\n" in complaint("data.sources=[]")
+
+
 def test_a_file_with_a_number_for_text_is_told_to_quote_it(tmp_path):
     assert 'write train.out: "3"' in complaint(path=written(tmp_path, "train: {out: 3}"))
 

@@ -29,6 +29,7 @@ _RIGHTS = "check its rights, or choose another path"
 _SPACE = "free some space, or choose another disk"
 _SYSTEM = {
     errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: _RIGHTS, errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE,
+    errno.ENOMEM: "ask for less of this machine's memory, such as a smaller model, batch or kv_memory",
 }  # fmt: skip
 """What the system refuses is no bug, wherever it is met."""
 

@@ -115,11 +115,20 @@ def _message(section: type[Section], path: tuple[str, ...], value: Any, error: E
             reason = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
             return f"`{key}`: {reason}" if key else reason
         case kind if wanted and (kind.endswith(("_type", "_parsing")) or kind in ("literal_error", "int_from_float")):
-            hint = f'; write {key}: "{value}"' if kind == "string_type" and isinstance(value, int | float) else ""
-            return f"`{key}` is {_shown(value)}: expected {wanted}{hint}"
+            return f"`{key}` is {_shown(value)}: expected {wanted}{_hint(key, value, kind)}"
         case _:
-            limit = error["msg"].replace("Input should", "it should")
+            limit = error["msg"].replace("Input should", "it should").replace("List should", "it should")
+            limit = limit.partition(" after validation")[0]
             return f"`{key}` is {_shown(value)}: {limit}"
+
+
+def _hint(key: str, value: Any, kind: str) -> str:
+    """How to write what was meant, where that is plain."""
+    if kind == "string_type" and isinstance(value, int | float):
+        return f'; write {key}: "{value}"'
+    if kind in ("list_type", "tuple_type") and isinstance(value, str):
+        return f"; write {key}: {json.dumps([part.strip() for part in value.split(',')], ensure_ascii=False)}"
+    return ""
 
 
 def _shown(value: Any) -> str:

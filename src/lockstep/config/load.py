@@ -25,7 +25,7 @@ def load_config(path: str | os.PathLike[str] | None = None, overrides: list[str]
         tree.setdefault("model", dict(DEFAULT_MODEL))  # what is not overridden keeps its default, as in every section
     for override in overrides or []:
         _set(tree, override)
-    source = " and ".join([*([str(path)] if path is not None else []), *(["--set"] if overrides else [])])
+    source = " and ".join([*([str(path)] if path is not None else []), *(["the command line"] if overrides else [])])
     return check(Config, tree, source or "the default configuration")
 
 
