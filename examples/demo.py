@@ -29,11 +29,11 @@ HERE = Path(__file__).parent
 OUT = Path("runs/demo")
 PROMPTS = [
     "import os\nimport sys\n\n\ndef main(",
-    "class TestCase(unittest.TestCase):\n    def test_",
     '    """Return the',
-    "for key, value in",
-    "try:\n    import ",
+    "    def __init__(self",
     "        if not isinstance(",
+    "for key, value in",
+    "    return",
 ]
 
 
@@ -101,11 +101,11 @@ def ready(url: str) -> bool:
 
 
 def ask(url: str) -> list[Answer]:
-    """Half of the prompts greedily, half sampled; the prompts of a request are decoded as a batch."""
+    """One prompt greedily, the others sampled; the prompts of a request are decoded as a batch."""
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
     answers = []
-    for temperature, prompts in ((0.0, PROMPTS[:3]), (0.8, PROMPTS[3:])):
+    for temperature, prompts in ((0.0, PROMPTS[:1]), (0.7, PROMPTS[1:])):
         response = client.completions.create(
             model=model, prompt=prompts, max_tokens=48, temperature=temperature, seed=1, logprobs=1,
             extra_body={"return_token_ids": True},

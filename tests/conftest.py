@@ -10,6 +10,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 from hypothesis import settings
 
+import lockstep  # noqa: F401 - before any test imports torch, as in a user's program: it sets how threads wait
+
 # No deadline: a busy machine is no failure. Derandomised: a red run is red again.
 settings.register_profile("lockstep", deadline=None, derandomize=True, database=None)
 settings.load_profile("lockstep")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -173,3 +174,12 @@ def test_a_closed_pipe_is_no_bug():
     )
     assert run.stdout == "# Configuration\n"
     assert run.stderr == ""
+
+
+def test_threads_wait_asleep_unless_told_otherwise():
+    """OpenMP reads the policy when torch is imported, so it must be there by then; the user's own stays."""
+    script = "import lockstep, os; print(os.environ['OMP_WAIT_POLICY'])"
+    bare = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    for given, expected in ((bare, "passive"), ({**bare, "OMP_WAIT_POLICY": "active"}, "active")):
+        run = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == expected
