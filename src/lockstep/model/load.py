@@ -19,7 +19,7 @@ from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
-from lockstep.ops import Numerics, check_head_dim, operators
+from lockstep.ops import Numerics, Operators, check_head_dim, operators
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Compute dtypes by name."""
@@ -45,7 +45,7 @@ def load(
     ops = operators(numerics)
     path = resolve(path_or_alias)
     if path.is_file():
-        decoder, tokenizer = _from_gguf(path, compute)
+        decoder, tokenizer = _from_gguf(path, compute, ops)
     elif (path / "adapter_config.json").is_file():
         return _with_adapter(path, dtype, device, numerics)
     else:
@@ -92,8 +92,8 @@ def _dtype(name: str) -> torch.dtype:
 Loaded = tuple[Decoder, Callable[[], Tokenizer] | None]
 
 
-def _from_gguf(file: Path, dtype: torch.dtype) -> Loaded:
-    found = read_gguf(file)
+def _from_gguf(file: Path, dtype: torch.dtype, ops: Operators) -> Loaded:
+    found = read_gguf(file, dtype, ops)
     decoder = Decoder(found.config)
     names = gguf_names([name for name, _ in decoder.named_parameters()])
     fill(decoder, found.tensors, names, dtype, str(file))

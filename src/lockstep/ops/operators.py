@@ -12,6 +12,7 @@ from lockstep.ops import build, plain
 from lockstep.ops.adamw import adamw, square_sum
 from lockstep.ops.attention import attention, paged_attention, write_kv
 from lockstep.ops.cross_entropy import linear_cross_entropy, log_softmax, select_logprobs
+from lockstep.ops.dequantize import dequantize
 from lockstep.ops.embedding import embedding
 from lockstep.ops.gated import gated
 from lockstep.ops.linear import linear, pack
@@ -62,6 +63,8 @@ class Operators:
     """(p, g, m, v, factors: AdamWFactors): one AdamW update in place; the same bits in both modes"""
     square_sum: Callable[..., Tensor]
     """(x) -> float64 scalar, the sum of squares by a fixed tree; the same bits in both modes"""
+    dequantize: Callable[..., None]
+    """(blocks uint8, name of a ggml format, out): fill out, float32 or bfloat16; the same bits in both modes"""
 
 
 def operators(numerics: Numerics = "bitwise") -> Operators:
@@ -78,9 +81,10 @@ def operators(numerics: Numerics = "bitwise") -> Operators:
 _PLAIN = Operators(
     "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
     plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
-    plain.adamw, plain.square_sum,
+    plain.adamw, plain.square_sum, plain.dequantize,
 )  # fmt: skip
 _CONTRACT = Operators(
     "bitwise", linear, pack, rms_norm, rope, gated, embedding, attention,
     write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy, adamw, square_sum,
+    dequantize,
 )  # fmt: skip

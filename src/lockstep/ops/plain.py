@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lockstep.ops.adamw import AdamWFactors
 from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
+from lockstep.ops.dequantize import FORMATS
 from lockstep.ops.tree import SQUARE_BLOCK, tree_sum
 
 
@@ -137,3 +138,14 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, f: AdamWFactors) -> None:
 def square_sum(x: Tensor) -> Tensor:
     blocks = x.detach().reshape(-1).double().split(SQUARE_BLOCK)
     return tree_sum(torch.stack([tree_sum(block * block) for block in blocks]))
+
+
+def dequantize(blocks: Tensor, name: str, out: Tensor) -> None:
+    """By the `gguf` package. It works through 16 rows at a time: wide ones keep it busy."""
+    from gguf import GGMLQuantizationType, dequantize
+
+    size = FORMATS[name].size
+    whole = len(blocks) // (256 * size) * (256 * size)
+    parts = [blocks[:whole].view(-1, 256 * size), blocks[whole:].view(1, -1)]
+    values = [torch.from_numpy(dequantize(part.numpy(), GGMLQuantizationType[name])) for part in parts if part.numel()]
+    out.view(-1).copy_(torch.cat([value.view(-1) for value in values]))

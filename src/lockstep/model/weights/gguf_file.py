@@ -1,7 +1,9 @@
-"""GGUF files in: configuration, and tensors dequantised by the `gguf` package."""
+"""GGUF files in: configuration, and tensors dequantised straight into the dtype they are wanted in."""
 
 from __future__ import annotations
 
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,12 +20,18 @@ from lockstep.model.hf_config import validated
 from lockstep.model.rope import frequencies
 from lockstep.model.weights.fill import Stored
 from lockstep.model.weights.gguf_header import Header, TensorInfo, read_header
+from lockstep.ops import Operators, operators
+from lockstep.ops.dequantize import FORMATS
 
-QUANT_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_KINDS = {0: "F32", 1: "F16", 30: "BF16"} | {form.number: name for name, form in FORMATS.items()}
+"""ggml's numbers of the types that can be read, and their names."""
+
+QUANT_TYPES = tuple(_KINDS.values())
 """The ggml types that can be read."""
 
-_WIDE = 256
-"""Blocks in a row given to the package's dequantiser."""
+_ALIGNMENT = 64
+"""Bytes between which tensors start in memory: a cache line."""
 
 _KEYS = {
     "hidden_size": "embedding_length",
@@ -48,11 +56,16 @@ class GgufModel:
     tensors: dict[str, Stored]
 
 
-def read_gguf(file: Path) -> GgufModel:
-    """Read the header; a tensor is dequantised to float32 when it is read. LockstepError for what is not supported."""
+def read_gguf(file: Path, dtype: torch.dtype = torch.float32, ops: Operators | None = None) -> GgufModel:
+    """Read the header; a tensor is dequantised, in dtype, when it is read.
+
+    ops: whose dequantiser reads; the bits are the same under both. LockstepError for what is not supported.
+    """
     header = read_header(file)
     config = _config(header, str(file))
-    tensors = {name: _stored(name, info, header, config, file) for name, info in header.tensors.items()}
+    infos = header.tensors
+    memory = _Memory(ops or operators("fast"), dtype, sum(prod(info.shape) for info in infos.values()), len(infos))
+    tensors = {name: _stored(name, info, header, config, memory, file) for name, info in infos.items()}
     return GgufModel(config, header.metadata, tensors)
 
 
@@ -117,7 +130,9 @@ def _scaling(header: Header, architecture: str, config: ModelConfig, source: str
         raise LockstepError(f"{source}: rope scaling {kind!r} is not supported; known are linear and llama3")
     if "rope_freqs.weight" not in header.tensors:
         return None
-    return _llama3(_read(header.tensors["rope_freqs.weight"], header), config, source)
+    divisors = torch.empty(header.tensors["rope_freqs.weight"].shape)
+    _read(header.tensors["rope_freqs.weight"], header, operators("fast"), divisors)
+    return _llama3(divisors, config, source)
 
 
 def _llama3(divisors: Tensor, config: ModelConfig, source: str) -> RopeScaling:
@@ -130,41 +145,73 @@ def _llama3(divisors: Tensor, config: ModelConfig, source: str) -> RopeScaling:
     return scaling
 
 
-def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, file: Path) -> Stored:
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, memory: _Memory, file: Path) -> Stored:
+    kind = _KINDS.get(info.kind)
+    if kind is None:
+        from gguf import GGMLQuantizationType
 
-    known = {kind.value: kind.name for kind in GGMLQuantizationType}
-    kind = known.get(info.kind, str(info.kind))
-    if kind not in QUANT_TYPES:
-        raise LockstepError(f"{file}: tensor {name} is of type {kind}; supported are {', '.join(QUANT_TYPES)}")
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(info.kind)]
-    if info.offset + prod(info.shape) // block * size > len(header.data):
+        known = {known.value: known.name for known in GGMLQuantizationType}
+        found = known.get(info.kind, info.kind)
+        raise LockstepError(f"{file}: tensor {name} is of type {found}; supported are {', '.join(QUANT_TYPES)}")
+    if info.offset + _bytes(info, kind) > len(header.data):
         raise LockstepError(f"{file} is damaged or incomplete: it ends within tensor {name}; fetch it again")
-    return Stored(info.shape, lambda: _natural(name, _read(info, header), config))
+    return Stored(info.shape, lambda: _natural(name, info, header, config, memory))
 
 
-def _read(info: TensorInfo, header: Header) -> Tensor:
-    """float32 in the file's own row order. The package works through 16 rows at a time: wide ones keep it busy."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
-
-    kind = GGMLQuantizationType(info.kind)
-    block, size = GGML_QUANT_SIZES[kind]
-    blocks = prod(info.shape) // block
-    raw = np.frombuffer(header.data, dtype=np.uint8, count=blocks * size, offset=info.offset)
-    whole = blocks // _WIDE * _WIDE * size
-    parts = [raw[:whole].reshape(-1, _WIDE * size), raw[whole:].reshape(1, -1)]
-    values = np.concatenate([dequantize(part, kind).reshape(-1) for part in parts if part.size])
-    return torch.from_numpy(values.reshape(info.shape))
+def _bytes(info: TensorInfo, kind: str) -> int:
+    count = prod(info.shape)
+    return count * _PLAIN[kind].itemsize if kind in _PLAIN else count // FORMATS[kind].count * FORMATS[kind].size
 
 
-def _natural(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
+def _natural(name: str, info: TensorInfo, header: Header, config: ModelConfig, memory: _Memory) -> Tensor:
     """Undo what the conversion to GGUF did: rotary rows interleaved (llama), 1 added to norm weights (Gemma)."""
+    out = memory.take(info.shape)
     offset = FAMILIES[config.family].gguf_norm_offset
-    if offset and name.endswith("norm.weight"):
-        return tensor - offset
     leaf = name.split(".")[2] if name.startswith("blk.") else ""
+    if offset and name.endswith("norm.weight"):
+        wide = torch.empty(info.shape)
+        _read(info, header, memory.ops, wide)
+        return out.copy_(wide - offset)
     if config.family == "llama" and leaf in ("attn_q", "attn_k"):
+        stored = torch.empty_like(out)
+        _read(info, header, memory.ops, stored)
         heads = config.num_heads if leaf == "attn_q" else config.num_kv_heads
-        pairs = tensor.view(heads, config.head_dim // 2, 2, *tensor.shape[1:])
-        return pairs.transpose(1, 2).reshape(tensor.shape)
-    return tensor
+        halves = out.view(heads, 2, config.head_dim // 2, *out.shape[1:])
+        halves.copy_(stored.view(heads, config.head_dim // 2, 2, *out.shape[1:]).transpose(1, 2))
+        return out
+    _read(info, header, memory.ops, out)
+    return out
+
+
+def _read(info: TensorInfo, header: Header, ops: Operators, out: Tensor) -> None:
+    """Fill `out` with a tensor's values in the file's own row order."""
+    kind = _KINDS[info.kind]
+    if not out.numel():
+        return
+    raw = torch.frombuffer(header.data, dtype=torch.uint8, count=_bytes(info, kind), offset=info.offset)
+    if kind in _PLAIN:
+        out.view(-1).copy_(raw.view(_PLAIN[kind]))
+    else:
+        ops.dequantize(raw, kind, out)
+
+
+class _Memory:
+    """One piece of memory for all tensors, in huge pages where the system has them: filling it is what a load spends
+    most of its time on, and half of that would go into mapping small pages."""
+
+    def __init__(self, ops: Operators, dtype: torch.dtype, count: int, tensors: int):
+        """Room for `tensors` tensors of `count` elements together."""
+        self.ops, self.dtype = ops, dtype
+        self._buffer = mmap.mmap(-1, count * dtype.itemsize + tensors * _ALIGNMENT)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                self._buffer.madvise(mmap.MADV_HUGEPAGE)
+        self._used = 0
+
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        count = prod(shape)
+        if not count or self._used + count * self.dtype.itemsize > len(self._buffer):  # read a second time
+            return torch.empty(shape, dtype=self.dtype)
+        found = torch.frombuffer(self._buffer, dtype=self.dtype, count=count, offset=self._used)
+        self._used += -(-count * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        return found.view(shape)

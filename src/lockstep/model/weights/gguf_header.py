@@ -26,7 +26,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """metadata: GGUF's keys. tensors: by name. data: the mapped file, read-only."""
+    """metadata: GGUF's keys. tensors: by name. data: the mapped file, private: writing never reaches it."""
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
@@ -38,7 +38,7 @@ def read_header(file: Path) -> Header:
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
             raise LockstepError(f"{file} is no GGUF file: it does not start with the letters GGUF")
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
         return _parse(_Cursor(data, 4), data, file)
     except (struct.error, UnicodeDecodeError, KeyError, IndexError) as error:

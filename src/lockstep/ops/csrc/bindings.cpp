@@ -259,6 +259,16 @@ Tensor square_sums_op(const Tensor& x) {
   return sums;
 }
 
+void dequantize_op(const Tensor& blocks, int64_t kind, int64_t size, int64_t count, const Tensor& out) {
+  TORCH_CHECK(blocks.scalar_type() == at::kByte && blocks.is_contiguous(), "expected contiguous bytes");
+  TORCH_CHECK(out.numel() % count == 0 && blocks.numel() == out.numel() / count * size, blocks.numel(),
+              " bytes are not the blocks of ", out.numel(), " values");
+  by_type(out.scalar_type(), [&](auto* t) {
+    const bool known = dequantize(int(kind), blocks.data_ptr<uint8_t>(), out.numel(), data<TYPE_OF(t)>(out));
+    TORCH_CHECK(known, "unknown ggml format ", kind);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
 
@@ -285,6 +295,7 @@ TORCH_LIBRARY(lockstep, m) {
   m.def("adamw(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, float scale, float beta1, float rest1, float beta2, "
         "float rest2, float root, float eps, float keep, float lr) -> ()");
   m.def("square_sums(Tensor x) -> Tensor");
+  m.def("dequantize(Tensor blocks, int kind, int size, int count, Tensor(a!) out) -> ()");
   m.def("log_sum_exp(Tensor logits) -> Tensor");
   m.def("log_softmax(Tensor logits) -> Tensor");
   m.def("cross_entropy_backward(Tensor logits, Tensor lse, Tensor targets, Tensor weights, float z_loss, "
@@ -310,6 +321,7 @@ TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   m.impl("embedding_backward", embedding_backward_op);
   m.impl("adamw", adamw_op);
   m.impl("square_sums", square_sums_op);
+  m.impl("dequantize", dequantize_op);
   m.impl("log_sum_exp", log_sum_exp_op);
   m.impl("log_softmax", log_softmax_op);
   m.impl("cross_entropy_backward", cross_entropy_backward_op);

@@ -80,6 +80,11 @@ void adamw(float* p, const float* g, float* m, float* v, int64_t count, const Ad
 // sums[ceil(count / SQUARE_BLOCK)]: of squares, by block.
 void square_sums(const float* x, int64_t count, double* sums);
 
+// --- weights (dequantize.cpp) ---
+// count values of a ggml format (by its number) from whole blocks; false for an unknown format.
+template <typename T>
+bool dequantize(int kind, const uint8_t* blocks, int64_t count, T* out);
+
 // --- vocabulary (vocabulary.cpp) ---
 template <typename T>
 void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d);
