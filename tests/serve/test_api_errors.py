@@ -63,7 +63,7 @@ WRONG_CHATS = [
     ({**CHAT, "logprobs": 3}, 400, "logprobs is 3"),
     ({**CHAT, "max_tokens": 0}, 400, "max_tokens is 0"),
     ({**CHAT, "max_completion_tokens": 5000}, 400, "context holds 1024 tokens"),
-    ({**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format.type"),
+    ({**CHAT, "response_format": {"type": "xml"}}, 400, "response_format is an object"),
     ({**CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
     ({**CHAT, "model": "x"}, 404, "there is no model 'x'"),
 ]

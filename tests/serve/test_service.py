@@ -9,7 +9,6 @@ import pytest
 
 from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.errors import LockstepError
-from lockstep.serve.api.errors import ApiError
 from lockstep.serve.api.schema import Message
 from lockstep.serve.api.service import Service
 from lockstep.serve.api.token_text import TokenTexts
@@ -20,17 +19,12 @@ def service(tokenizer) -> Service:
 
 
 @pytest.mark.parametrize(
-    ("template", "error"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", LockstepError),
-        ("{{ messages[0]['content'] + 5 }}", ApiError),
-        ("{{ 1 / 0 }}", ApiError),
-        (None, LockstepError),
-    ],
+    "template",
+    ["{{ raise_exception('roles must alternate') }}", "{{ messages[0]['content'] + 5 }}", "{{ 1 / 0 }}", None],
 )
-def test_a_chat_template_that_fails_is_the_request_s_error(model, template, error):
+def test_a_chat_template_that_fails_is_the_request_s_error(model, template):
     broken = service(replace(model.tokenizer, template=template))
-    with pytest.raises(error, match=r"template"):
+    with pytest.raises(LockstepError, match=r"template"):
         broken.chat([Message(role="user", content="hi")])
 
 

@@ -1,11 +1,15 @@
 """Serving: requests in, tokens out. The engine, its parts from the inside out, and the server around it.
 
 pool, radix, sequence, cache: which KV page belongs to whom (plain integers). scheduler: what is computed next,
-as a value. runner: the forward pass. sampler, text, scoring, stream: from logits to output. engine: all of it.
-worker: the engine's thread. api/: the OpenAI-compatible server.
+as a value. runner: the forward pass. structured, sampler, text, scoring, stream: from logits to output.
+engine: all of it. worker: the engine's thread. api/: the OpenAI-compatible server.
 """
 
 from lockstep.serve.engine import Engine, PromptTooLong, QueueFull, Stats
 from lockstep.serve.params import Completion, Output, SamplingParams, TokenScore
+from lockstep.serve.structured import StructuredOutputs
 
-__all__ = ["Completion", "Engine", "Output", "PromptTooLong", "QueueFull", "SamplingParams", "Stats", "TokenScore"]
+__all__ = [
+    "Completion", "Engine", "Output", "PromptTooLong", "QueueFull", "SamplingParams", "Stats", "StructuredOutputs",
+    "TokenScore",
+]  # fmt: skip

@@ -21,6 +21,7 @@ from lockstep.serve.scheduler import Scheduler
 from lockstep.serve.scoring import Reading, readings, scores
 from lockstep.serve.sequence import Sequence
 from lockstep.serve.stream import OutputStream
+from lockstep.serve.structured import Guide, Guides, GuideStuck
 from lockstep.serve.text import Decode
 from lockstep.serve.weights import replace_weights
 
@@ -88,6 +89,8 @@ class Engine:
         tokenizer = model.tokenizer if model.has_tokenizer else None
         self._decode: Decode = tokenizer.decode if tokenizer is not None else _no_text
         self._eos = frozenset(model.config.eos_ids) | (tokenizer.eos_ids if tokenizer is not None else frozenset())
+        self.guides = Guides(tokenizer, model.config.vocab_size, self._eos)
+        """Structured output on this vocabulary; `guides.check` may be called from other threads."""
         self.max_queue = max_queue
         self.max_length = min(model.config.max_positions, pages * PAGE)
         """Tokens that one sequence may have, prompt and output together."""
@@ -96,6 +99,8 @@ class Engine:
         self._runner = Runner(model, pages)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}
+        self._guides: dict[int, Guide] = {}
+        """Of the sequences with structured output."""
         self._uids, self._requests = count(), count()
         self._steps = self._computed = self._guessed = self._right = 0
         self._debug = debug
@@ -113,7 +118,7 @@ class Engine:
 
         priority: smaller goes first. timeout: seconds until it ends with finish_reason `timeout`.
         salt: prefixes are shared only among requests with the same one.
-        Raises PromptTooLong, QueueFull, or LockstepError for a token id outside the vocabulary.
+        Raises PromptTooLong, QueueFull, or LockstepError for a token id outside the vocabulary or a wrong structure.
         """
         params = params or SamplingParams()
         limit = self.check(prompt_ids, params)
@@ -127,6 +132,8 @@ class Engine:
             )  # fmt: skip
             self._sequences[sequence.uid] = sequence
             self._streams[sequence.uid] = OutputStream(sequence, self._decode)
+            if params.structured_outputs is not None:
+                self._guides[sequence.uid] = self.guides.guide(params.structured_outputs)
             self._scheduler.add(sequence)
         return request
 
@@ -147,6 +154,7 @@ class Engine:
             )
         if self.max_queue is not None and len(self._scheduler.waiting) + params.n > self.max_queue:
             raise QueueFull(f"{len(self._scheduler.waiting)} requests are waiting already: try again later.")
+        self.guides.check(params.structured_outputs)
         return self.max_length if wanted is None else length + wanted
 
     def abort(self, request: int) -> list[Output]:
@@ -246,7 +254,10 @@ class Engine:
         rows = own[places : places + 1 + len(reading.draft)]
         if rows.amax(-1).isnan().any():
             return [self._finish(sequence, "abort", error="the model gave NaN logits: its weights are damaged.")]
-        drawn = self._draw(sequence, rows, reading.draft)
+        try:
+            drawn = self._draw(sequence, rows, reading.draft)
+        except GuideStuck as stuck:
+            return [self._finish(sequence, "abort", error=str(stuck), refused=True)]
         self._guessed += len(reading.draft)
         self._right += len(drawn) - 1
         self._scheduler.advance(sequence, reading.computed + len(drawn) - 1)
@@ -255,19 +266,23 @@ class Engine:
     def _draw(self, sequence: Sequence, rows: Tensor, draft: tuple[int, ...]) -> list[int]:
         """The next token, and one more after each guess that was right: the tokens that plain decoding draws."""
         prompt = sequence.tokens[: sequence.prompt_length]
+        guide = self._guides.get(sequence.uid)
         drawn: list[int] = []
         for row, guess in zip(rows.numpy(), (*draft, None), strict=True):
             generated = sequence.tokens[sequence.prompt_length :]
-            token = sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice)
+            allowed = None if guide is None else guide.allowed()
+            token = sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice, allowed)
             sequence.tokens.append(token)
             drawn.append(token)
-            if token != guess:
+            if guide is not None:
+                guide.accept(token)
+            if token != guess or (guide is not None and guide.finished):
                 break
         return drawn
 
     def _tell(self, sequence: Sequence, drawn: list[int], rows: Tensor) -> list[Output]:
         """Pass tokens on until one ends the choice."""
-        params, stream = sequence.params, self._streams[sequence.uid]
+        params, stream, guide = sequence.params, self._streams[sequence.uid], self._guides.get(sequence.uid)
         wanted = params.logprobs
         told = None if wanted is None else scores(self._runner.logprobs(rows[: len(drawn)]), drawn, wanted)
         left = sequence.limit - len(sequence.tokens) + len(drawn)
@@ -277,17 +292,25 @@ class Engine:
             stop = stream.push(token, () if told is None else told[i : i + 1], hidden=ended)
             if ended or stop is not None:
                 return [self._finish(sequence, "stop", token if by_id else stop)]
+            if i + 1 == len(drawn) and guide is not None and guide.finished:
+                return [self._finish(sequence, "stop")]
             if i + 1 == left:
                 return [self._finish(sequence, "length")]
         return [stream.take()] if stream.has_text else []
 
     def _finish(
-        self, sequence: Sequence, reason: FinishReason, stop: str | int | None = None, error: str | None = None
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        stop: str | int | None = None,
+        error: str | None = None,
+        refused: bool = False,
     ) -> Output:
         """The choice is over: its last output. Its pages are free, or cached, from here on."""
         del self._sequences[sequence.uid]
         self._scheduler.remove(sequence)
-        return self._streams.pop(sequence.uid).finish(reason, stop, error)
+        self._guides.pop(sequence.uid, None)
+        return self._streams.pop(sequence.uid).finish(reason, stop, error, refused)
 
 
 def _no_text(ids: list[int]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lockstep.errors import LockstepError
+from lockstep.serve.structured import StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort", "timeout"]
 MAX_TOP_LOGPROBS = 20
@@ -18,7 +19,8 @@ class SamplingParams:
     """How the tokens of one request are drawn.
 
     The order of the steps on a row of logits: repetition, frequency and presence penalties, logit bias,
-    temperature, min_p, top_k, top_p (each on what the one before left), one draw.
+    the tokens that `structured_outputs` allows, temperature, min_p, top_k, top_p (each on what the one before
+    left), one draw.
     Raises LockstepError when a value is outside its range.
     """
 
@@ -54,12 +56,15 @@ class SamplingParams:
     """0: the log-probability of each generated token; k: also the k most probable ones; None: neither."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt (the first has none)."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the completion must have (a mapping with its fields will do); it ends when that is complete."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "structured_outputs", _structure(self.structured_outputs))
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not math.isfinite(value) or not low <= value <= high:
@@ -77,6 +82,16 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
                 raise LockstepError(f"{name} is {value}: give a whole number from 0 to {MAX_TOP_LOGPROBS}.")
+
+
+def _structure(given: StructuredOutputs | Mapping[str, Any] | None) -> StructuredOutputs | None:
+    if given is None or isinstance(given, StructuredOutputs):
+        return given
+    try:
+        return StructuredOutputs(**given)
+    except TypeError as error:
+        names = ", ".join(StructuredOutputs.__dataclass_fields__)
+        raise LockstepError(f"structured_outputs is {given!r}: give a mapping with one of {names}.") from error
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -123,6 +138,8 @@ class Output:
     """Prompt tokens whose keys and values came from the cache."""
     error: str | None = None
     """Why the engine could not go on with this request (finish_reason is then `abort`)."""
+    refused: bool = False
+    """It is the request that asks for too much; otherwise the error is the engine's."""
 
 
 @dataclass(frozen=True)

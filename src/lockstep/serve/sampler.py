@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.serve.params import SamplingParams
+from lockstep.serve.structured import Allowed
 
 Row = NDArray[np.float32]
 _BLOCK = 256
@@ -30,9 +31,22 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float(generator.random_raw() >> 11) * 2.0**-53
 
 
-def sample(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int], seed: int, choice: int) -> int:
-    """The next token. logits float32 [V]; the position of the draw is that of the token drawn."""
+def sample(
+    logits: Row,
+    params: SamplingParams,
+    prompt: list[int],
+    generated: list[int],
+    seed: int,
+    choice: int,
+    allowed: Allowed | None = None,
+) -> int:
+    """The next token. logits float32 [V]; the position of the draw is that of the token drawn.
+
+    allowed: bool [V], the tokens that may be drawn, at least one; None: all.
+    """
     row = _adjusted(logits, params, prompt, generated)
+    if allowed is not None:
+        row = np.where(allowed, row, np.float32(-np.inf))
     if params.temperature == 0.0:
         return int(row.argmax())
     number = uniform(seed, choice, len(prompt) + len(generated))

@@ -36,7 +36,11 @@ class OutputStream:
         return bool(self._new)
 
     def take(
-        self, finish_reason: FinishReason | None = None, stop_reason: str | int | None = None, error: str | None = None
+        self,
+        finish_reason: FinishReason | None = None,
+        stop_reason: str | int | None = None,
+        error: str | None = None,
+        refused: bool = False,
     ) -> Output:
         """Everything since the last time."""
         asked = self._sequence.params.prompt_logprobs is not None and not self._told
@@ -52,19 +56,22 @@ class OutputStream:
             stop_reason,
             self._sequence.cached_tokens or 0,
             error,
+            refused,
         )
         self._told = True
         self._clear()
         return output
 
-    def finish(self, reason: FinishReason, stop: str | int | None = None, error: str | None = None) -> Output:
+    def finish(
+        self, reason: FinishReason, stop: str | int | None = None, error: str | None = None, refused: bool = False
+    ) -> Output:
         """The last output. Text that was held back is told, unless a stop string ended it."""
         if not isinstance(stop, str):
             text, found = self._text.finish()
             self._new += text
             if found is not None:
                 reason, stop = "stop", found
-        return self.take(reason, stop, error)
+        return self.take(reason, stop, error, refused)
 
     def _clear(self) -> None:
         self._new = ""

@@ -125,6 +125,8 @@ def _path(place: list[Any]) -> str:
     """`messages.0.role`: without the names of union members that pydantic adds."""
     known: list[str] = []
     for part in place:
+        if known and part == known[-1] == "json_schema":
+            continue  # the name of the member, and then of its field
         if not isinstance(part, int) and part not in _NAMES and known:
             break
         known.append(str(part))
@@ -148,6 +150,7 @@ def _shown(value: Any) -> str:
 
 _BODIES = (
     schema.CompletionRequest, schema.ChatRequest, schema.Message, schema.TextPart, schema.StreamOptions,
-    schema.TextFormat, schema.TokenizeRequest, schema.DetokenizeRequest, schema.WeightsRequest,
+    schema.JsonSchemaFormat, schema.JsonSchema, schema.Structured, schema.TokenizeRequest, schema.DetokenizeRequest,
+    schema.WeightsRequest,
 )  # fmt: skip
-_NAMES = {name for body in _BODIES for name in body.model_fields}
+_NAMES = {field.alias or name for body in _BODIES for name, field in body.model_fields.items()}

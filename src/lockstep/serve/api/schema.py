@@ -34,6 +34,46 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    name: Annotated[Text, Field(min_length=1, max_length=64)]
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+    """Output follows the schema in any case."""
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class Structured(Body):
+    """The form of the output; vLLM's names. Exactly one."""
+
+    json_: dict[str, Any] | Text | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[Text, Field(min_length=1)]], Field(min_length=1)] | None = None
+    grammar: Annotated[Text, Field(min_length=1)] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        return self.model_dump(by_alias=True, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _one(self) -> Structured:
+        if len(self.fields()) != 1:
+            raise ValueError("must have exactly one of json, json_object, regex, choice and grammar")
+        return self
+
+
 class Sampling(Body):
     """What text and chat completions have in common. null means the default everywhere."""
 
@@ -48,11 +88,15 @@ class Sampling(Body):
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat | None, Field(discriminator="type")] = (
+        None
+    )
     user: Text | None = None
     # Not OpenAI's:
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    structured_outputs: Structured | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
@@ -71,6 +115,8 @@ class Sampling(Body):
             raise ValueError("logit_bias maps token ids, written as strings of digits, to numbers")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true; remove it or set stream")
+        if self.structured_outputs is not None and not isinstance(self.response_format, TextFormat | None):
+            raise ValueError("response_format and structured_outputs both say what the output looks like: give one")
         return self
 
 
@@ -129,10 +175,6 @@ class Message(Body):
         return message if self.name is None else {**message, "name": self.name}
 
 
-class TextFormat(Body):
-    type: Literal["text"]
-
-
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
@@ -141,7 +183,6 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    response_format: TextFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.config.serve import ServeConfig
-from lockstep.errors import LockstepError
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.serve.api.errors import ApiError
 from lockstep.serve.api.metrics import Metrics
-from lockstep.serve.api.schema import Message, Sampling
+from lockstep.serve.api.schema import JsonObjectFormat, JsonSchemaFormat, Message, Sampling
 from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.params import Output, SamplingParams
 from lockstep.serve.sampler import draw_seed
+from lockstep.serve.structured import StructuredOutputs
 from lockstep.serve.worker import EngineFailed, Request, Worker
 
 log = logging.getLogger("lockstep.serve")
@@ -50,14 +50,8 @@ class Service:
         return self.tokenizer.encode(text, add_special=add_special)
 
     def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids under the chat template. A template is a program that came with the model: it may fail."""
-        try:
-            return self.tokenizer.chat([message.plain() for message in messages], add_generation_prompt)
-        except LockstepError:
-            raise
-        except Exception as error:
-            message = f"the model's chat template cannot take these messages: {type(error).__name__}: {error}."
-            raise ApiError(400, message, "messages") from error
+        """Token ids under the chat template; LockstepError where it cannot take the messages."""
+        return self.tokenizer.chat([message.plain() for message in messages], add_generation_prompt)
 
 
 @dataclass(frozen=True)
@@ -112,6 +106,7 @@ async def start(service: Service, kind: str, body: Sampling, prompts: list[list[
     seed = draw_seed() if params.seed is None else params.seed
     identity = f"{kind}-{secrets.token_hex(12)}"
     limits = [limit for limit in (body.timeout, service.config.request_timeout) if limit is not None]
+    await asyncio.to_thread(service.worker.engine.guides.check, params.structured_outputs)
     run = Run(service, prompts, [], seed, identity, int(time.time()))
     try:
         for prompt in prompts:
@@ -138,6 +133,7 @@ def sampling(body: Sampling, **more: Any) -> SamplingParams:
         "repetition_penalty": body.repetition_penalty, "seed": body.seed, "n": body.n,
         "logit_bias": {int(k): v for k, v in body.logit_bias.items()} if body.logit_bias else None,
         "stop": _stops(body.stop), "stop_token_ids": body.stop_token_ids, "ignore_eos": body.ignore_eos,
+        "structured_outputs": _structure(body),
     }  # fmt: skip
     return SamplingParams(**{name: value for name, value in given.items() if value is not None}, **more)
 
@@ -168,8 +164,18 @@ def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
+def _structure(body: Sampling) -> StructuredOutputs | None:
+    match body.response_format:
+        case JsonObjectFormat():
+            return StructuredOutputs(json_object=True)
+        case JsonSchemaFormat(json_schema=wanted):
+            return StructuredOutputs(json=wanted.schema_, json_object=wanted.schema_ is None)
+    given = body.structured_outputs
+    return None if given is None else StructuredOutputs(**given.fields())
+
+
 def _raise_if_failed(output: Output) -> None:
     if output.error is not None:
-        raise ApiError(500, output.error)
+        raise ApiError(400 if output.refused else 500, output.error)
     if output.finish_reason == "timeout":
         raise ApiError(504, "the request took longer than its timeout: ask for fewer tokens or allow more time.")

@@ -1,0 +1,162 @@
+"""Structured output: what a completion must look like, and which tokens that allows at each place.
+
+The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled once for each structure. A guide
+walks with one choice: it depends on the tokens drawn alone, so batching, preemption and guesses do not change it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.errors import LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.model.tokenizer import Tokenizer
+
+Allowed = NDArray[np.bool_]
+_SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
+"""Between JSON tokens. Without an end to it, a model may write spaces until its tokens run out."""
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+class GuideStuck(LockstepError):
+    """No token can go on: the grammar has become too complex, or the vocabulary cannot write what it asks for."""
+
+
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """Exactly one of these; the whole completion follows it. Raises LockstepError when there is none, or two."""
+
+    json: Mapping[str, Any] | str | None = None
+    """A JSON schema; the properties come in its order."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    """In the syntax of Rust's regex crate; matched from beginning to end."""
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in llguidance's form of Lark."""
+
+    def __post_init__(self) -> None:
+        given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            said = f"has {' and '.join(given)}" if given else "is empty"
+            raise LockstepError(f"structured_outputs {said}: give exactly one of {', '.join(_KINDS)}.")
+        if self.json is not None and not isinstance(self.json, str):
+            try:
+                object.__setattr__(self, "json", json.dumps(self.json, allow_nan=False))  # a value that can be hashed
+            except (TypeError, ValueError, RecursionError) as error:
+                raise LockstepError(f"the JSON schema cannot be written as JSON: {error}.") from error
+        if self.choice is not None:
+            object.__setattr__(self, "choice", tuple(self.choice))
+            if not self.choice or not all(isinstance(text, str) and text for text in self.choice):
+                raise LockstepError("structured_outputs.choice must hold one text or more, none of them empty.")
+
+    def compiled(self) -> str:
+        """The grammar as llguidance takes it; ValueError where it is not even JSON."""
+        matcher = llguidance.LLMatcher
+        if self.json is not None:
+            return matcher.grammar_from_json_schema(str(self.json), overrides=_SPACE)
+        if self.json_object:
+            return matcher.grammar_from_json_schema({"type": "object"}, overrides=_SPACE)
+        if self.regex is not None:
+            return matcher.grammar_from_regex(self.regex)
+        if self.choice is not None:
+            return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, self.choice)))
+        return matcher.grammar_from_lark(self.grammar or "")
+
+    @property
+    def name(self) -> str:
+        """How a message calls it."""
+        return next(kind for kind in _KINDS if getattr(self, kind) not in (None, False))
+
+
+class Guide:
+    """Walks with the tokens of one choice: `allowed` before a draw, `accept` after it, until `finished`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def allowed(self) -> Allowed:
+        """bool [V]: the tokens that may come next, the end tokens among them once the text is complete.
+
+        Raises GuideStuck when there are none.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+        if self._matcher.is_error() or not mask.any():
+            said = _first_line(self._matcher.get_error()) or "no token of this vocabulary can go on"
+            raise GuideStuck(f"the structure cannot be followed any further ({said}): ask for a simpler one.")
+        return mask
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+
+    @property
+    def finished(self) -> bool:
+        """Nothing can follow: the text is complete."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+class Guides:
+    """Makes guides for one model's vocabulary. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer | None, vocabulary: int, eos: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._eos = sorted(token for token in eos if token < vocabulary)
+        self._words: llguidance.LLTokenizer | None = None
+        self._lock = Lock()
+        self._compile = lru_cache(maxsize=64)(self._compiled)
+
+    def check(self, structure: StructuredOutputs | None) -> None:
+        """Compile it, or raise LockstepError with what is wrong with it. May take a second the first time."""
+        if structure is not None:
+            with self._lock:
+                self._compile(structure)
+
+    def guide(self, structure: StructuredOutputs) -> Guide:
+        """A guide at the beginning of a completion."""
+        with self._lock:
+            return Guide(self._compile(structure).deep_copy(), self._vocabulary)
+
+    def _compiled(self, structure: StructuredOutputs) -> llguidance.LLMatcher:
+        try:
+            matcher = llguidance.LLMatcher(self._vocabulary_tree(), structure.compiled(), log_level=0)
+            said = matcher.get_error()
+        except ValueError as error:
+            said = str(error)
+        if said:
+            raise LockstepError(f"the {_TITLES[structure.name]} cannot be followed: {_first_line(said)}.")
+        return matcher
+
+    def _vocabulary_tree(self) -> llguidance.LLTokenizer:
+        if self._words is None:
+            if self._tokenizer is None:
+                raise LockstepError("this model has no tokenizer, and structured output is about text: leave it out.")
+            text = self._tokenizer.backend.to_str()
+            self._words = llguidance.LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos or None)
+        return self._words
+
+
+_TITLES = {
+    "json": "JSON schema", "json_object": "JSON object", "regex": "regular expression", "choice": "choice",
+    "grammar": "grammar",
+}  # fmt: skip
+
+
+def _first_line(text: str) -> str:
+    """The library draws its errors over several lines: the ones that say something, as one."""
+    lines: Sequence[str] = [line.strip() for line in text.splitlines()]
+    return "; ".join(line for line in lines if line and not set(line) <= set("^| "))[:300].rstrip(".")
