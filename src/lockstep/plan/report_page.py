@@ -47,9 +47,15 @@ def save_report(
         "<h2>Search frontier</h2>",
         _frontier(found, plans, place),
         "<h2>Pipeline of the best plan</h2>",
+        _drawn(run.table.micro_batches, best.layout.micro_batches(best.batch)),
         f'<iframe title="pipeline" srcdoc="{pipeline}"></iframe>',
     ]
     Path(page).write_text(_PAGE.replace("@TITLE@", escape(title)).replace("@BODY@", "\n".join(parts)), "utf-8")
+
+
+def _drawn(shown: int, whole: int) -> str:
+    """Why the picture's times are not the step's: only the beginning and the end differ from the repeated middle."""
+    return "" if shown == whole else f"<p>{shown} of {whole} micro-batches are drawn: the middle repeats.</p>"
 
 
 def _plans(plans: Sequence[Plan]) -> str:
