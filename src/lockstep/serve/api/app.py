@@ -13,10 +13,18 @@ from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.serve.api import errors
 from lockstep.serve.api.chat import chat
 from lockstep.serve.api.completions import complete
+from lockstep.serve.api.embeddings import embeddings
 from lockstep.serve.api.gate import Gate
 from lockstep.serve.api.metrics import Metrics
 from lockstep.serve.api.respond import ClientGone, json_response
-from lockstep.serve.api.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, WeightsRequest
+from lockstep.serve.api.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+    WeightsRequest,
+)
 from lockstep.serve.api.service import Service
 from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.api.weights import update
@@ -58,6 +66,10 @@ def _generation(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat(service, body, request)
+
+    @app.post("/v1/embeddings")
+    async def embedding(body: EmbeddingRequest, request: Request) -> Response:
+        return await embeddings(service, body, request)
 
     @app.post("/v1/weights")
     async def weights(body: WeightsRequest) -> Response:

@@ -199,6 +199,32 @@ class ChatRequest(Sampling):
         return self
 
 
+class EmbeddingRequest(Body):
+    """POST /v1/embeddings."""
+
+    model: Text
+    input: (
+        Text
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+    )
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: Text | None = None
+    # Not OpenAI's:
+    pooling: Literal["mean", "last"] | None = None
+    """Of the final hidden states; the mean where not given."""
+    normalize: bool | None = None
+    """Scale each vector to length 1; true where not given."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> EmbeddingRequest:
+        if self.dimensions is not None:
+            raise ValueError("dimensions is not offered: this model's embeddings cannot be shortened; remove it")
+        return self
+
+
 class TokenizeRequest(Body):
     """POST /tokenize: a prompt, or messages under the chat template."""
 

@@ -35,6 +35,8 @@ class Service:
     metrics: Metrics
     texts: TokenTexts
     created: int = field(default_factory=lambda: int(time.time()))
+    embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a batch of embeddings is computed: the engine does one between two of its steps."""
 
     @property
     def max_length(self) -> int:

@@ -1,0 +1,64 @@
+"""Embeddings: one vector for a text, pooled from its tokens' final hidden states (after the final norm).
+
+A hidden state depends on its own sequence alone, and pooling adds in the order of the tokens in float64: an
+embedding has the same bytes whatever it was computed beside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lockstep.errors import LockstepError
+from lockstep.model.model import check_ids
+from lockstep.ops import Packed
+
+if TYPE_CHECKING:
+    from lockstep.model import Model
+
+Pooling = Literal["mean", "last"]
+Vector = NDArray[np.float32]
+
+
+@torch.inference_mode()
+def embed(model: Model, prompts: Sequence[Sequence[int]], pooling: Pooling = "mean", unit: bool = True) -> list[Vector]:
+    """A float32 vector [D] for each prompt of token ids, all in one pass over the model.
+
+    pooling: the mean over all tokens, or the last token's state. unit: scaled to length 1.
+    Raises LockstepError for an empty or too long prompt, or an id outside the vocabulary.
+    """
+    if pooling not in get_args(Pooling):
+        raise LockstepError(f"pooling is {pooling!r}: give one of {', '.join(get_args(Pooling))}.")
+    ids = [check_ids(prompt, model.config) for prompt in prompts]
+    if not ids:
+        return []
+    lengths = [len(one) for one in ids]
+    model.decoder.prepare(model.ops, model.dtype)
+    hidden = model.decoder(model.ops, torch.cat(ids), Packed.of(lengths), dtype=model.dtype)
+    return [_pooled(states.double().numpy(), pooling, unit) for states in hidden.split(lengths)]
+
+
+def batches(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Consecutive prompts that go through the model together: at most `most` tokens, or a single prompt."""
+    start = total = 0
+    for end, length in enumerate(lengths):
+        if end > start and total + length > most:
+            yield slice(start, end)
+            start, total = end, 0
+        total += length
+    if start < len(lengths):
+        yield slice(start, len(lengths))
+
+
+def _pooled(states: NDArray[np.float64], pooling: Pooling, unit: bool) -> Vector:
+    """states [T, D] -> [D]. Down a column NumPy adds row by row."""
+    vector = states[-1] if pooling == "last" else np.add.reduce(states, axis=0) / len(states)
+    if unit:
+        length = math.sqrt(math.fsum(vector * vector))  # fsum: rounded once, in no order
+        vector = vector / length if length else vector
+    return vector.astype(np.float32)
