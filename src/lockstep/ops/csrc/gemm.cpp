@@ -44,7 +44,9 @@ namespace {
 
 constexpr int64_t ROWS = 96;      // rows of a task (a multiple of every tile height)
 constexpr int64_t COLUMNS = 256;  // columns of a task
-constexpr int64_t DEPTH = 384;    // k of a block: ROWS x DEPTH floats stay in the second-level cache
+// k of a block: a panel of it stays in the first-level cache, ROWS x DEPTH floats in the second-level one.
+template <typename T>
+constexpr int64_t DEPTH = sizeof(T) == 2 ? 384 : 256;
 
 // A block of the left-hand side as float32, keeping its orientation so that copying is by contiguous runs.
 struct LeftBlock {
@@ -55,7 +57,7 @@ struct LeftBlock {
 template <typename T>
 LeftBlock copy_left(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, int64_t depth, float* buffer) {
   if (k_stride == 1) {
-    const int64_t ld = DEPTH + 16;  // not a power of two: rows fall into different cache sets
+    const int64_t ld = DEPTH<T> + 16;  // not a power of two: rows fall into different cache sets
     for (int64_t i = 0; i < rows; i++)
       for (int64_t p = 0; p < depth; p += 16)
         store_part(load_part(a + i * row_stride + p, depth - p), buffer + i * ld + p, depth - p);
@@ -90,7 +92,7 @@ void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T*
   const int64_t column_tasks = (n + width - 1) / width;
 #pragma omp parallel if (m * n * k > 16 * GRAIN)
   {
-    std::vector<float> left(ROWS * (DEPTH + 16)), c(ROWS * width);
+    std::vector<float> left(ROWS * (DEPTH<T> + 16)), c(ROWS * width);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int64_t ti = 0; ti < row_tasks; ti++)
       for (int64_t tj = 0; tj < column_tasks; tj++) {
@@ -104,8 +106,8 @@ void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T*
         } else {
           std::fill(c.begin(), c.begin() + rows * width, 0.0f);
         }
-        for (int64_t p0 = 0; p0 < k; p0 += DEPTH) {
-          const int64_t depth = std::min(DEPTH, k - p0);
+        for (int64_t p0 = 0; p0 < k; p0 += DEPTH<T>) {
+          const int64_t depth = std::min(DEPTH<T>, k - p0);
           LeftBlock l = copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, rows, depth, left.data());
           multiply(depth, rows, used, l.data, l.row_stride, l.k_stride, b + (j0 / PANEL * k + p0) * PANEL, PANEL,
                    k * PANEL, c.data(), width);
