@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from lockstep.train.changes import changes
 from lockstep.train.display import Display, StepLine
 from lockstep.train.lock import run_lock
 from lockstep.train.metrics import Metrics, read_metrics
-from lockstep.train.report import amount
+from lockstep.train.report import amount, result_lines
 from lockstep.train.signals import stop_on_signal
+from lockstep.train.trainer import Result
 
 
 def test_the_lock_is_given_back(tmp_path: Path) -> None:
@@ -99,6 +101,12 @@ def test_more_steps_of_a_constant_schedule_change_nothing() -> None:
     old = Config().model_dump(mode="json")
     old["schedule"]["kind"] = "constant"
     assert changes(old, {**old, "train": {**old["train"], "steps": 999}}) == []
+
+
+def test_the_command_that_goes_on_can_be_pasted() -> None:
+    trainer: Any = SimpleNamespace(out=Path("my runs/a"), config=Config())
+    lines = list(result_lines(trainer, Result(3, 1.0, None, None, "SIGTERM")))
+    assert lines == ["stopped by SIGTERM after step 3 of 300", "go on with: lockstep train --out 'my runs/a' --resume"]
 
 
 def test_the_display_prints_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

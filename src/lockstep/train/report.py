@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from lockstep.train.trainer import Result, Trainer
@@ -42,7 +43,7 @@ def result_lines(trainer: Trainer, result: Result) -> Iterator[str]:
     """How the run ended and where its results are."""
     if result.stopped_by is not None:
         yield f"stopped by {result.stopped_by} after step {result.step} of {trainer.config.train.steps}"
-        yield f"go on with: lockstep train --out {trainer.out} --resume"
+        yield f"go on with: lockstep train --out {shlex.quote(str(trainer.out))} --resume"
     else:
         yield f"done: {result.step} steps" + (f", last loss {result.loss:.4f}" if result.loss is not None else "")
     if result.checkpoint is not None:
