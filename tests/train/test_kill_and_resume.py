@@ -137,7 +137,7 @@ def test_a_signal_saves_and_exits_cleanly(
 
 def test_two_trainers_on_one_directory(tmp_path: Path, config_file: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["train", str(config_file), "--out", str(out), "--steps", "100000"]
+    arguments = ["train", str(config_file), "--out", str(out), "--steps", "100000", "--set", "train.save_every=0"]
     first = start(arguments, tmp_path / "one")
     _wait(lambda: (out / "metrics.jsonl").exists())
     code, printed = finish(arguments, tmp_path / "two")
@@ -150,6 +150,18 @@ def test_two_trainers_on_one_directory(tmp_path: Path, config_file: Path) -> Non
     code, printed = finish(again, tmp_path / "three")
     assert code == 0, printed
     assert "begins again at its first step" in printed
+
+
+def test_a_running_trainer_is_told_before_its_checkpoints(tmp_path: Path, config_file: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", str(config_file), "--out", str(out), "--steps", "100000"]
+    first = start(arguments, tmp_path / "one")
+    _wait(lambda: bool(checkpoints(out)))
+    code, printed = finish(arguments, tmp_path / "two")
+    assert code == 2
+    assert f"{out} is in use by process {first.pid}" in printed
+    first.kill()
+    first.join()
 
 
 def test_changes_that_change_bits_are_refused(tmp_path: Path, config_file: Path, whole: Path) -> None:

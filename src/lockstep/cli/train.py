@@ -25,6 +25,7 @@ def train(
     ] = False,
 ) -> None:
     """Train or fine-tune a model on text; a stopped run goes on bit for bit with --resume."""
+    from lockstep.train.lock import run_lock
     from lockstep.train.report import plan_lines, result_lines
     from lockstep.train.trainer import Trainer, begun, refuse_existing
 
@@ -37,8 +38,9 @@ def train(
     point = resume_from
     if resume and resume_from is None and not begun(directory):
         point = directory
-    elif resume_from is None:
-        refuse_existing(directory)
+    elif resume_from is None and directory.exists():
+        with run_lock(directory):  # told first if another trainer is at work there
+            refuse_existing(directory)
     trainer = Trainer(config, resume=point, allow_changes=allow_changes)
     if resume and point is None:
         trainer.display.note(f"{directory} has no checkpoint yet: the run begins again at its first step")
