@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -30,9 +28,6 @@ _KINDS = {0: "F32", 1: "F16", 30: "BF16"} | {form.number: name for name, form in
 QUANT_TYPES = tuple(_KINDS.values())
 """The ggml types that can be read."""
 
-_ALIGNMENT = 64
-"""Bytes between which tensors start in memory: a cache line."""
-
 _KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -56,6 +51,14 @@ class GgufModel:
     tensors: dict[str, Stored]
 
 
+@dataclass(frozen=True)
+class _Target:
+    """What dequantises, and into which dtype."""
+
+    ops: Operators
+    dtype: torch.dtype
+
+
 def read_gguf(file: Path, dtype: torch.dtype = torch.float32, ops: Operators | None = None) -> GgufModel:
     """Read the header; a tensor is dequantised, in dtype, when it is read.
 
@@ -63,9 +66,8 @@ def read_gguf(file: Path, dtype: torch.dtype = torch.float32, ops: Operators | N
     """
     header = read_header(file)
     config = _config(header, str(file))
-    infos = header.tensors
-    memory = _Memory(ops or operators("fast"), dtype, sum(prod(info.shape) for info in infos.values()), len(infos))
-    tensors = {name: _stored(name, info, header, config, memory, file) for name, info in infos.items()}
+    into = _Target(ops or operators("fast"), dtype)
+    tensors = {name: _stored(name, info, header, config, into, file) for name, info in header.tensors.items()}
     return GgufModel(config, header.metadata, tensors)
 
 
@@ -145,7 +147,7 @@ def _llama3(divisors: Tensor, config: ModelConfig, source: str) -> RopeScaling:
     return scaling
 
 
-def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, memory: _Memory, file: Path) -> Stored:
+def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, into: _Target, file: Path) -> Stored:
     kind = _KINDS.get(info.kind)
     if kind is None:
         from gguf import GGMLQuantizationType
@@ -155,7 +157,7 @@ def _stored(name: str, info: TensorInfo, header: Header, config: ModelConfig, me
         raise LockstepError(f"{file}: tensor {name} is of type {found}; supported are {', '.join(QUANT_TYPES)}")
     if info.offset + _bytes(info, kind) > len(header.data):
         raise LockstepError(f"{file} is damaged or incomplete: it ends within tensor {name}; fetch it again")
-    return Stored(info.shape, lambda: _natural(name, info, header, config, memory))
+    return Stored(info.shape, lambda: _natural(name, info, header, config, into))
 
 
 def _bytes(info: TensorInfo, kind: str) -> int:
@@ -163,23 +165,23 @@ def _bytes(info: TensorInfo, kind: str) -> int:
     return count * _PLAIN[kind].itemsize if kind in _PLAIN else count // FORMATS[kind].count * FORMATS[kind].size
 
 
-def _natural(name: str, info: TensorInfo, header: Header, config: ModelConfig, memory: _Memory) -> Tensor:
+def _natural(name: str, info: TensorInfo, header: Header, config: ModelConfig, into: _Target) -> Tensor:
     """Undo what the conversion to GGUF did: rotary rows interleaved (llama), 1 added to norm weights (Gemma)."""
-    out = memory.take(info.shape)
+    out = torch.empty(info.shape, dtype=into.dtype)
     offset = FAMILIES[config.family].gguf_norm_offset
     leaf = name.split(".")[2] if name.startswith("blk.") else ""
     if offset and name.endswith("norm.weight"):
         wide = torch.empty(info.shape)
-        _read(info, header, memory.ops, wide)
+        _read(info, header, into.ops, wide)
         return out.copy_(wide - offset)
     if config.family == "llama" and leaf in ("attn_q", "attn_k"):
         stored = torch.empty_like(out)
-        _read(info, header, memory.ops, stored)
+        _read(info, header, into.ops, stored)
         heads = config.num_heads if leaf == "attn_q" else config.num_kv_heads
         halves = out.view(heads, 2, config.head_dim // 2, *out.shape[1:])
         halves.copy_(stored.view(heads, config.head_dim // 2, 2, *out.shape[1:]).transpose(1, 2))
         return out
-    _read(info, header, memory.ops, out)
+    _read(info, header, into.ops, out)
     return out
 
 
@@ -193,25 +195,3 @@ def _read(info: TensorInfo, header: Header, ops: Operators, out: Tensor) -> None
         out.view(-1).copy_(raw.view(_PLAIN[kind]))
     else:
         ops.dequantize(raw, kind, out)
-
-
-class _Memory:
-    """One piece of memory for all tensors, in huge pages where the system has them: filling it is what a load spends
-    most of its time on, and half of that would go into mapping small pages."""
-
-    def __init__(self, ops: Operators, dtype: torch.dtype, count: int, tensors: int):
-        """Room for `tensors` tensors of `count` elements together."""
-        self.ops, self.dtype = ops, dtype
-        self._buffer = mmap.mmap(-1, count * dtype.itemsize + tensors * _ALIGNMENT)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
-                self._buffer.madvise(mmap.MADV_HUGEPAGE)
-        self._used = 0
-
-    def take(self, shape: tuple[int, ...]) -> Tensor:
-        count = prod(shape)
-        if not count or self._used + count * self.dtype.itemsize > len(self._buffer):  # read a second time
-            return torch.empty(shape, dtype=self.dtype)
-        found = torch.frombuffer(self._buffer, dtype=self.dtype, count=count, offset=self._used)
-        self._used += -(-count * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        return found.view(shape)
