@@ -1,7 +1,7 @@
 """Serving: requests in, tokens out. The engine, its parts from the inside out, and the server around it.
 
 pool, radix, sequence, cache: which KV page belongs to whom (plain integers). scheduler: what is computed next,
-as a value. runner: the forward pass. structured, sampler, text, scoring, stream: from logits to output.
+as a value. runner: the forward pass. structured, sampler, drawing, text, scoring, stream: from logits to output.
 engine: all of it. embedding: vectors of texts. worker: the engine's thread. api/: the OpenAI-compatible server.
 """
 

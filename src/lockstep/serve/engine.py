@@ -14,14 +14,15 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
-from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, completion
+from lockstep.serve.drawing import Draw, draw_all
+from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
 from lockstep.serve.runner import Runner, page_bytes
-from lockstep.serve.sampler import draw_seed, sample
+from lockstep.serve.sampler import draw_seed
 from lockstep.serve.scheduler import Scheduler
-from lockstep.serve.scoring import Reading, readings, scores
+from lockstep.serve.scoring import Reading, drawn_scores, readings, scores
 from lockstep.serve.sequence import Sequence
 from lockstep.serve.stream import OutputStream
-from lockstep.serve.structured import Guide, Guides, GuideStuck
+from lockstep.serve.structured import Guide, Guides
 from lockstep.serve.text import Decode
 from lockstep.serve.weights import replace_weights
 
@@ -178,7 +179,7 @@ class Engine:
             logits = self._runner.run(step, rows)
             self._steps += 1
             self._computed += step.tokens
-            outputs += [output for reading in plan for output in self._read(reading, logits)]
+            outputs += self._read(plan, logits)
         if self._debug:
             self._cache.check(self._scheduler.running)
         return outputs
@@ -238,58 +239,51 @@ class Engine:
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
         return [self._finish(sequence, "timeout") for sequence in late]
 
-    def _read(self, reading: Reading, logits: Tensor) -> list[Output]:
-        """Score prompt tokens and draw the next ones from a sequence's rows of logits."""
-        sequence, places = reading.sequence, len(reading.scored)
-        params, own = sequence.params, logits[reading.first :]
-        if places:
-            tokens = sequence.tokens[reading.scored.start : reading.scored.stop]
-            table = self._runner.logprobs(own[:places])
-            self._streams[sequence.uid].score_prompt(scores(table, tokens, params.prompt_logprobs or 0))
-            sequence.scored = reading.scored.stop - 1
-        if reading.draft is None or len(sequence.tokens) >= sequence.limit:
+    def _read(self, plan: list[Reading], logits: Tensor) -> list[Output]:
+        """Score prompt tokens and draw the next ones from the rows of logits."""
+        for reading in plan:
+            self._score_prompt(reading, logits)
+        drawing = [r for r in plan if r.draft is not None and len(r.sequence.tokens) < r.sequence.limit]
+        drawn = draw_all(drawing, logits, self._guides) if drawing else []
+        told = drawn_scores(self._runner, logits, drawing, [draw.tokens for draw in drawn])
+        known = {r.sequence.uid: pair for r, *pair in zip(drawing, drawn, told, strict=True)}
+        outputs: list[Output] = []
+        for reading in plan:
+            outputs += self._advance(reading, *known.get(reading.sequence.uid, (None, ())))
+        return outputs
+
+    def _score_prompt(self, reading: Reading, logits: Tensor) -> None:
+        sequence, scored = reading.sequence, reading.scored
+        if scored:
+            tokens = sequence.tokens[scored.start : scored.stop]
+            own = logits[reading.first : reading.first + len(scored)]
+            self._streams[sequence.uid].score_prompt(
+                scores(self._runner, own, tokens, sequence.params.prompt_logprobs or 0)
+            )
+            sequence.scored = scored.stop - 1
+
+    def _advance(self, reading: Reading, draw: Draw | None, told: tuple[TokenScore, ...]) -> list[Output]:
+        """The sequence after its part of the step."""
+        sequence = reading.sequence
+        if draw is None:
             self._scheduler.advance(sequence, reading.computed)
             # max_tokens 0: the prompt was only to be scored.
             return [] if reading.draft is None else [self._finish(sequence, "length")]
-        rows = own[places : places + 1 + len(reading.draft)]
-        if rows.amax(-1).isnan().any():
-            return [self._finish(sequence, "abort", error="the model gave NaN logits: its weights are damaged.")]
-        try:
-            drawn = self._draw(sequence, rows, reading.draft)
-        except GuideStuck as stuck:
-            return [self._finish(sequence, "abort", error=str(stuck), refused=True)]
-        self._guessed += len(reading.draft)
-        self._right += len(drawn) - 1
-        self._scheduler.advance(sequence, reading.computed + len(drawn) - 1)
-        return self._tell(sequence, drawn, rows)
+        if draw.error is not None:
+            return [self._finish(sequence, "abort", error=draw.error, refused=draw.refused)]
+        self._guessed += len(reading.draft or ())
+        self._right += len(draw.tokens) - 1
+        self._scheduler.advance(sequence, reading.computed + len(draw.tokens) - 1)
+        return self._tell(sequence, draw.tokens, told)
 
-    def _draw(self, sequence: Sequence, rows: Tensor, draft: tuple[int, ...]) -> list[int]:
-        """The next token, and one more after each guess that was right: the tokens that plain decoding draws."""
-        prompt = sequence.tokens[: sequence.prompt_length]
-        guide = self._guides.get(sequence.uid)
-        drawn: list[int] = []
-        for row, guess in zip(rows.numpy(), (*draft, None), strict=True):
-            generated = sequence.tokens[sequence.prompt_length :]
-            allowed = None if guide is None else guide.allowed()
-            token = sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice, allowed)
-            sequence.tokens.append(token)
-            drawn.append(token)
-            if guide is not None:
-                guide.accept(token)
-            if token != guess or (guide is not None and guide.finished):
-                break
-        return drawn
-
-    def _tell(self, sequence: Sequence, drawn: list[int], rows: Tensor) -> list[Output]:
+    def _tell(self, sequence: Sequence, drawn: tuple[int, ...], told: tuple[TokenScore, ...]) -> list[Output]:
         """Pass tokens on until one ends the choice."""
         params, stream, guide = sequence.params, self._streams[sequence.uid], self._guides.get(sequence.uid)
-        wanted = params.logprobs
-        told = None if wanted is None else scores(self._runner.logprobs(rows[: len(drawn)]), drawn, wanted)
         left = sequence.limit - len(sequence.tokens) + len(drawn)
         for i, token in enumerate(drawn):
             by_id = token in params.stop_token_ids
             ended = by_id or (token in self._eos and not params.ignore_eos)
-            stop = stream.push(token, () if told is None else told[i : i + 1], hidden=ended)
+            stop = stream.push(token, told[i : i + 1], hidden=ended)
             if ended or stop is not None:
                 return [self._finish(sequence, "stop", token if by_id else stop)]
             if i + 1 == len(drawn) and guide is not None and guide.finished:

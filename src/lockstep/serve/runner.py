@@ -55,6 +55,11 @@ class Runner:
         """The raw distribution's log-probabilities, float32 [R, V]: the bits of `Model.logprobs`."""
         return self.model.ops.log_softmax(logits)
 
+    @torch.inference_mode()
+    def select_logprobs(self, logits: Tensor, tokens: list[int]) -> Tensor:
+        """Of each row, the log-probability of its token: float32 [R], the bits of `logprobs`."""
+        return self.model.ops.select_logprobs(logits, torch.tensor(tokens, dtype=torch.int64))
+
 
 def _paged(step: Step) -> Paged:
     starts = np.cumsum([0] + [len(chunk.tokens) for chunk in step.chunks], dtype=np.int32)

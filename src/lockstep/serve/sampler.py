@@ -6,10 +6,14 @@ Philox, a counter-based generator (Salmon et al., "Parallel random numbers: as e
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.serve.largest import edge, falling
 from lockstep.serve.params import SamplingParams
+from lockstep.serve.philox import philox
 from lockstep.serve.structured import Allowed
 
 Row = NDArray[np.float32]
@@ -17,6 +21,10 @@ _BLOCK = 256
 _BELOW_ONE = 1.0 - 2.0**-53
 _COLDEST = 1e-30
 """Smaller temperatures are this one: float32 has no smaller normal numbers to divide by."""
+_REACHES = (1e-3, 1e-5)
+"""Weights, beside the largest of 1, that are tried as the least of what top_p keeps."""
+_SURELY = 1.000001
+"""Sums in another order differ by less."""
 
 
 def draw_seed() -> int:
@@ -26,9 +34,7 @@ def draw_seed() -> int:
 
 def uniform(seed: int, choice: int, position: int) -> float:
     """The number in [0, 1) that belongs to this place of this choice, whenever and wherever it is asked for."""
-    key = np.array([seed % 2**64, choice], dtype=np.uint64)
-    generator = np.random.Philox(key=key, counter=np.array([position, 0, 0, 0], dtype=np.uint64))
-    return float(generator.random_raw() >> 11) * 2.0**-53
+    return (philox((seed % 2**64, choice), position) >> 11) * 2.0**-53
 
 
 def sample(
@@ -44,7 +50,7 @@ def sample(
 
     allowed: bool [V], the tokens that may be drawn, at least one; None: all.
     """
-    row = _adjusted(logits, params, prompt, generated)
+    row = adjusted(logits, params, prompt, generated)
     if allowed is not None:
         row = np.where(allowed, row, np.float32(-np.inf))
     if params.temperature == 0.0:
@@ -60,34 +66,42 @@ def sample(
 def _weights(row: Row, temperature: float) -> Row:
     """Probabilities up to a factor, float32; the largest is 1."""
     shifted = row - row.max()
-    with np.errstate(over="ignore"):
-        shifted /= np.float32(max(temperature, _COLDEST))
+    if temperature != 1.0:
+        with np.errstate(over="ignore"):
+            shifted /= np.float32(max(temperature, _COLDEST))
     return np.exp(shifted, out=shifted)
 
 
 def _draw(weights: Row, number: float) -> int:
     """The index at which the running sum passes `number` of the whole: first the block, then the place in it."""
-    starts = np.arange(0, len(weights), _BLOCK)
-    block, rest = _pass(np.add.reduceat(weights, starts), number)
-    index, _ = _pass(weights[starts[block] : starts[block] + _BLOCK], rest)
-    return int(starts[block]) + index
+    block, rest = _pass(np.add.reduceat(weights, _starts(len(weights))), number)
+    index, _ = _pass(weights[block * _BLOCK : (block + 1) * _BLOCK], rest)
+    return block * _BLOCK + index
+
+
+@lru_cache(maxsize=4096)
+def _starts(length: int) -> NDArray[np.intp]:
+    return np.arange(0, length, _BLOCK)
 
 
 def _pass(weights: Row, number: float) -> tuple[int, float]:
     """(where the running sum passes `number` of the whole, how far into that weight, as a part of it)."""
-    running = np.cumsum(weights, dtype=np.float64)
-    target = number * running[-1]
-    last = int(np.searchsorted(running, running[-1], side="left"))  # the last weight that is not 0
-    index = min(int(np.searchsorted(running, target, side="right")), last)
-    before = running[index - 1] if index else 0.0
+    running = weights.cumsum(dtype=np.float64)
+    whole = float(running[-1])
+    target = number * whole
+    if target < whole:
+        index = int(running.searchsorted(target, side="right"))
+    else:
+        index = int(running.searchsorted(whole, side="left"))  # the last weight that is not 0
+    before = float(running[index - 1]) if index else 0.0
     return index, min(max((target - before) / float(weights[index]), 0.0), _BELOW_ONE)
 
 
 def _candidates(weights: Row, params: SamplingParams) -> NDArray[np.intp]:
     """The ids that min_p, top_k and top_p leave, most probable first (the lower id first among equals)."""
     if 0 < params.top_k < len(weights):
-        edge = np.partition(weights, len(weights) - params.top_k)[len(weights) - params.top_k]
-        ids = _falling(weights, max(params.min_p, float(edge)))[: params.top_k]
+        least = max(params.min_p, float(edge(weights, params.top_k)))
+        ids = _falling(weights, least)[: params.top_k]
         total = np.sum(weights[ids], dtype=np.float64)
     elif params.min_p > 0.0:
         ids = _falling(weights, params.min_p)
@@ -97,25 +111,33 @@ def _candidates(weights: Row, params: SamplingParams) -> NDArray[np.intp]:
         ids = _head(weights, params.top_p * total)
     if params.top_p >= 1.0:
         return ids
-    cumulative = np.cumsum(weights[ids], dtype=np.float64)
-    return ids[: int(np.searchsorted(cumulative, params.top_p * total)) + 1]
+    cumulative = weights[ids].cumsum(dtype=np.float64)
+    return ids[: int(cumulative.searchsorted(params.top_p * total)) + 1]
 
 
 def _head(weights: Row, mass: float) -> NDArray[np.intp]:
     """So many of the most probable ids that their weights reach `mass`; seldom is a whole vocabulary sorted."""
-    for least in (1e-2, 1e-3, 1e-4):
-        if np.sum(weights[weights >= np.float32(least)], dtype=np.float64) >= mass * 1.000001:
-            return _falling(weights, least)
-    return _falling(weights, 0.0)
+    for reach in _REACHES:
+        ids = np.flatnonzero(weights >= np.float32(reach))
+        likely = weights[ids]
+        if np.sum(likely, dtype=np.float64) >= mass * _SURELY:
+            break
+    else:
+        return _falling(weights, 0.0)
+    for least in (reach * 100, reach * 30, reach * 10, reach * 3):
+        enough = likely >= np.float32(least)
+        if np.sum(likely[enough], dtype=np.float64) >= mass * _SURELY:
+            return falling(likely[enough], ids[enough])
+    return falling(likely, ids)
 
 
 def _falling(weights: Row, least: float) -> NDArray[np.intp]:
     """The ids of weights of at least `least`, the largest first, the lower id first among equals."""
     ids = np.flatnonzero(weights >= np.float32(least))
-    return ids[np.argsort(-weights[ids], kind="stable")]
+    return falling(weights[ids], ids)
 
 
-def _adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int]) -> Row:
+def adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int]) -> Row:
     """Penalties and bias on a copy; the row itself when there are none."""
     repetition, frequency, presence = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     if repetition == 1.0 and not frequency and not presence and not params.logit_bias:

@@ -1,0 +1,58 @@
+"""The draws of one step: for each sequence the next token, and one more after each guess that was right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.serve.sampler import sample
+from lockstep.serve.scoring import Reading
+from lockstep.serve.structured import Guide, GuideStuck
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The tokens that plain decoding draws, one or more; none with an error."""
+
+    tokens: tuple[int, ...]
+    error: str | None = None
+    refused: bool = False
+    """The error is the request's, not the model's."""
+
+
+def draw_all(plan: Sequence[Reading], logits: Tensor, guides: Mapping[int, Guide]) -> list[Draw]:
+    """Draw what `plan` (whose readings all draw) is to draw, and append it to the sequences."""
+    damaged = logits.amax(-1).isnan().numpy()
+    rows = logits.numpy()
+    return [_draw(reading, rows, damaged, guides.get(reading.sequence.uid)) for reading in plan]
+
+
+def _draw(reading: Reading, rows: NDArray, damaged: NDArray, guide: Guide | None) -> Draw:
+    draft = reading.draft or ()
+    first = reading.first + len(reading.scored)
+    if damaged[first : first + 1 + len(draft)].any():
+        return Draw((), "the model gave NaN logits: its weights are damaged.")
+    try:
+        return Draw(tuple(_tokens(reading, rows[first : first + 1 + len(draft)], guide)))
+    except GuideStuck as stuck:
+        return Draw((), str(stuck), refused=True)
+
+
+def _tokens(reading: Reading, rows: NDArray, guide: Guide | None) -> list[int]:
+    sequence = reading.sequence
+    prompt = sequence.tokens[: sequence.prompt_length]
+    drawn: list[int] = []
+    for row, guess in zip(rows, (*(reading.draft or ()), None), strict=True):
+        generated = sequence.tokens[sequence.prompt_length :]
+        allowed = None if guide is None else guide.allowed()
+        token = sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice, allowed)
+        sequence.tokens.append(token)
+        drawn.append(token)
+        if guide is not None:
+            guide.accept(token)
+        if token != guess or (guide is not None and guide.finished):
+            break
+    return drawn
