@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from lockstep.cli.imports import heavy_imports
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ def chat(
     ] = "bitwise",
 ) -> None:
     """Chat with a model; each line of a piped stdin is one turn."""
-    from lockstep.model import load
-    from lockstep.serve import Engine, SamplingParams
+    with heavy_imports():
+        from lockstep.model import load
+        from lockstep.serve import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     engine = Engine(load(model, dtype=dtype, numerics=numerics))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from lockstep.cli.imports import heavy_imports
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def generate(
     ] = "bitwise",
 ) -> None:
     """Complete prompts and print the text."""
-    from lockstep.model import load
-    from lockstep.serve import Engine
+    with heavy_imports():
+        from lockstep.model import load
+        from lockstep.serve import Engine
 
     if bool(prompt) == (input is not None):
         raise LockstepError("give the prompts in one way: --prompt TEXT (repeatable), or --input FILE of JSON lines.")

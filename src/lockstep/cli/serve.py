@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from lockstep.cli.imports import heavy_imports
 from lockstep.config import load_config
 from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.errors import LockstepError
@@ -41,7 +42,8 @@ def serve(
 
 
 def _run(source: str, config: ServeConfig, dtype: str, numerics: Literal["bitwise", "fast"], log_level: str) -> None:
-    from lockstep.serve.api.server import bind
+    with heavy_imports():
+        from lockstep.serve.api.server import bind
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
