@@ -13,12 +13,13 @@ from lockstep.serve.api.respond import EventStream, json_response, until_gone
 from lockstep.serve.api.schema import ChatRequest
 from lockstep.serve.api.service import Run, Service, Usage, sampling, start
 from lockstep.serve.api.token_text import TokenTexts
+from lockstep.serve.api.tools import parse
 from lockstep.serve.params import Output, SamplingParams, join
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
-    ids = await asyncio.to_thread(service.chat, body.messages)
+    ids = await asyncio.to_thread(service.chat, body.messages, True, body.offered)
     run = await start(service, "chatcmpl", body, [ids], _params(service, body, len(ids)))
     if body.stream:
         return EventStream(_events(run, body), run.abort)
@@ -46,10 +47,21 @@ async def _events(run: Run, body: ChatRequest) -> AsyncIterator[dict[str, Any]]:
         if body.return_token_ids:
             first["prompt_token_ids"] = run.prompts[0]
         yield _whole(run, "chat.completion.chunk", [first], no_usage)
-    async for index, output in run.outputs():
-        counted.add(index, output)
-        delta = {"content": output.text} if output.text else {}
+    held: dict[int, list[Output]] = {}
+    async for index, piece in run.outputs():
+        counted.add(index, piece)
+        output = piece
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if body.offered:
+            held.setdefault(piece.choice, []).append(piece)
+            if piece.finish_reason is None:
+                continue  # it may become a call: text is told once it is known what it is
+            output = join(held[piece.choice])
+            delta = {key: value for key, value in _said(body, output).items() if value}
+            for at, call in enumerate(delta.get("tool_calls", ())):
+                call["index"] = at
         shaped = {"index": output.choice, "delta": delta, **_rest(run, body, output)}
+        _mark(shaped, delta)
         yield _whole(run, "chat.completion.chunk", [shaped], no_usage)
     if with_usage:
         yield _whole(run, "chat.completion.chunk", [], {"usage": counted.report(run.prompts)})
@@ -64,12 +76,24 @@ async def _collect(run: Run, body: ChatRequest) -> dict[str, Any]:
     choices = []
     for choice in sorted(pieces):
         output = join(pieces[choice])
-        message = {"role": "assistant", "content": output.text, "refusal": None}
+        message = {"role": "assistant", **_said(body, output), "refusal": None}
         shaped = {"index": choice, "message": message, **_rest(run, body, output)}
+        _mark(shaped, message)
         if body.return_token_ids:
             shaped["prompt_token_ids"] = run.prompts[0]
         choices.append(shaped)
     return _whole(run, "chat.completion", choices, {"usage": counted.report(run.prompts)})
+
+
+def _said(body: ChatRequest, output: Output) -> dict[str, Any]:
+    """content, and tool_calls where the text has some."""
+    content, calls = parse(output.text, [tool.function.name for tool in body.tools or ()] if body.offered else [])
+    return {"content": content, "tool_calls": calls} if calls else {"content": content}
+
+
+def _mark(shaped: dict[str, Any], message: dict[str, Any]) -> None:
+    if message.get("tool_calls") and shaped["finish_reason"] == "stop":
+        shaped["finish_reason"] = "tool_calls"
 
 
 def _rest(run: Run, body: ChatRequest, output: Output) -> dict[str, Any]:

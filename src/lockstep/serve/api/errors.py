@@ -151,6 +151,6 @@ def _shown(value: Any) -> str:
 _BODIES = (
     schema.CompletionRequest, schema.ChatRequest, schema.Message, schema.TextPart, schema.StreamOptions,
     schema.JsonSchemaFormat, schema.JsonSchema, schema.Structured, schema.TokenizeRequest, schema.DetokenizeRequest,
-    schema.WeightsRequest, schema.EmbeddingRequest,
+    schema.WeightsRequest, schema.EmbeddingRequest, schema.Tool, schema.Function, schema.ToolCall, schema.Called,
 )  # fmt: skip
 _NAMES = {field.alias or name for body in _BODIES for name, field in body.model_fields.items()}

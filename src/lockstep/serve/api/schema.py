@@ -6,9 +6,10 @@ Strict: a wrong type or an unknown key is an error. A key that OpenAI has and th
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 def _encodable(text: str) -> str:
@@ -23,6 +24,13 @@ Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Body(BaseModel):
@@ -153,11 +161,50 @@ class TextPart(Body):
     text: Text
 
 
+class Function(Body):
+    """A function that the model may call; parameters is a JSON schema."""
+
+    name: Annotated[Text, Field(min_length=1, max_length=64)]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class Called(Body):
+    name: Text
+    arguments: Text
+    """A JSON object, as text."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _object(cls, text: str) -> str:
+        if not isinstance(_json(text), dict):
+            raise ValueError("is not a JSON object: send the arguments as the model gave them")
+        return text
+
+
+class ToolCall(Body):
+    id: Text
+    type: Literal["function"]
+    function: Called
+    index: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates take it: with its arguments as an object."""
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class Message(Body):
-    """One message. Images, audio and tool calls are not offered."""
+    """One message. Images and audio are not offered."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
     # Clients send back whole answers, with everything that was not in them.
@@ -165,13 +212,25 @@ class Message(Body):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("has tool_calls, which only an assistant's message can have: remove them")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("has no content: give a text")
+        return self
 
     def plain(self) -> dict[str, Any]:
         """As chat templates take it: text parts joined, `developer` as the `system` that templates know."""
         parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts or ())
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
         return message if self.name is None else {**message, "name": self.name}
 
 
@@ -183,7 +242,7 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[Text, Text] | None = None
@@ -191,6 +250,13 @@ class ChatRequest(Sampling):
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
+
+    @property
+    def offered(self) -> list[dict[str, Any]] | None:
+        """The tools as chat templates take them; None without any."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:

@@ -51,9 +51,16 @@ class Service:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special=add_special)
 
-    def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Token ids under the chat template; LockstepError where it cannot take the messages."""
-        return self.tokenizer.chat([message.plain() for message in messages], add_generation_prompt)
+    def chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids under the chat template; LockstepError where it cannot take the messages, or the tools."""
+        if tools and "tools" not in (self.tokenizer.template or ""):
+            raise ApiError(400, "this model's chat template does not know tools: remove them.", "tools")
+        return self.tokenizer.chat([message.plain() for message in messages], add_generation_prompt, tools)
 
 
 @dataclass(frozen=True)
