@@ -56,8 +56,10 @@ class _LinearCrossEntropy(Function):
     ) -> tuple[Tensor, Tensor]:
         hidden, targets = hidden.contiguous(), targets.to(torch.int64).contiguous()
         packed = pack(weight, hidden.dtype)
-        back = torch.ops.lockstep.pack_rows(weight.detach().contiguous(), hidden.dtype)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
+        rows_of_weight = (
+            torch.ops.lockstep.pack_rows(weight.detach().contiguous(), hidden.dtype) if need_hidden else None
+        )
         d_hidden = torch.empty_like(hidden) if need_hidden else None
         d_weight = torch.zeros(weight.shape, dtype=torch.float32) if need_weight else None
         logprobs, losses = torch.empty(len(hidden)), torch.empty(len(hidden), 1)
@@ -69,7 +71,9 @@ class _LinearCrossEntropy(Function):
             if need_hidden or need_weight:
                 d_logits = chunk.gradient()
                 if d_hidden is not None:
-                    d_hidden[rows] = torch.ops.lockstep.gemm(d_logits, back, weight.shape[1], None, hidden.dtype)
+                    d_hidden[rows] = torch.ops.lockstep.gemm(
+                        d_logits, rows_of_weight, weight.shape[1], None, hidden.dtype
+                    )
                 if d_weight is not None:
                     weight_gradient(d_logits, hidden[rows], out=d_weight)
         ctx.save_for_backward(d_hidden, d_weight)

@@ -7,8 +7,6 @@
 //   vectors, (v0 + v1) + (v2 + v3), then the tree of `sum`; the row sum is l 2^(m_old - m_new) + block sum;
 //   output = chain of fma of p with v over the visible keys, rescaled likewise, divided by l, rounded once.
 // A masked key takes part in nothing: it is skipped, not multiplied by zero, so stale pages (even NaN) cannot leak.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -22,7 +20,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t QUERIES = 32;  // positions of a task
-constexpr float LOG2E = 1.44269504088896f;
 
 // Where the keys and values of one (sequence, kv head) lie.
 template <typename T>

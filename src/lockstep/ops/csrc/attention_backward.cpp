@@ -16,7 +16,6 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t RUN = 48;  // query rows taken together: their p and ds stay in the first-level cache
-constexpr float LOG2E = 1.44269504088896f;
 
 struct Scratch {
   std::vector<float> q, d_out, dq;    // [rows of the sequence, dim]; q scaled to base-2 scores

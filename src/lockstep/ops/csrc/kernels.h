@@ -32,6 +32,7 @@ void column_sums(const T* x, int64_t rows, int64_t columns, float* y);
 
 // --- attention (attention.cpp, attention_backward.cpp) ---
 constexpr int64_t BLOCK = 64;  // keys in a block; blocks are aligned to position 0
+constexpr float LOG2E = 1.44269504088896f;  // scores are to base 2: forward and backward must scale alike
 
 struct AttentionShape {
   int64_t tokens, sequences, heads, kv_heads, dim;
