@@ -76,6 +76,26 @@ def test_malformed_records_are_named(tmp_path: Path, content: str, message: str)
         read(tmp_path / "a.jsonl")
 
 
+def test_a_json_array_is_records(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "one"}, {"text": "two"}]')
+    assert [d.text for d in read(tmp_path / "a.json")] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}', r"holds dict, expected an array of records: put it in \[ \]"),
+        ('{"text": "a"}\n{"text": "b"}\n', "is not one JSON array of records .*jsonl"),
+        ("[" * 100_000, "is not one JSON array"),
+        ('[{"body": "a"}]', "record 1 has neither a text field 'text'"),
+    ],
+)
+def test_a_json_file_that_is_no_array_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(LockstepError, match=message):
+        read(tmp_path / "a.json")
+
+
 def test_parts_of_text_are_joined_as_the_server_does(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": parts}]}))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.imports import heavy_imports
+from lockstep.cli.options import Dtype, ModelArgument, Numerics, Seed, Temperature, TopP
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
@@ -17,17 +18,15 @@ Messages = list[dict[str, str]]
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")],
+    model: ModelArgument,
     message: Annotated[str | None, typer.Option("--message", "-m", help="Ask this, print the answer, end.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[int, typer.Option(help="The longest answer, in tokens.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Fix the draws.")] = None,
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
-    numerics: Annotated[
-        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch.")
-    ] = "bitwise",
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    dtype: Dtype = "bfloat16",
+    numerics: Numerics = "bitwise",
 ) -> None:
     """Chat with a model; each line of a piped stdin is one turn."""
     with heavy_imports():

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from lockstep.cli.imports import heavy_imports
+from lockstep.cli.options import Dtype, ModelArgument, Numerics
 from lockstep.errors import LockstepError
 
 
 def eval(
     what: Annotated[str, typer.Argument(help="What to evaluate: bits.")],
-    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")],
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
-    numerics: Annotated[
-        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch, to see the difference.")
-    ] = "bitwise",
+    model: ModelArgument,
+    dtype: Dtype = "bfloat16",
+    numerics: Numerics = "bitwise",
     lengths: Annotated[str, typer.Option(help="Tokens of the sequences, comma-separated.")] = "5,70,1,150",
     seed: Annotated[int, typer.Option(help="Draws the tokens.")] = 0,
 ) -> int:
     """Run a model through every path (training, prefill, decode, cache hits ...) and compare raw bytes."""
-    import torch
-    from rich.console import Console
-    from rich.table import Table
+    with heavy_imports():
+        import torch
+        from rich.console import Console
+        from rich.table import Table
 
-    from lockstep.model import load
-    from lockstep.ops.device_class import device_class
-    from lockstep.serve.bits import prove
+        from lockstep.model import load
+        from lockstep.ops.device_class import device_class
+        from lockstep.serve.bits import prove
 
     if what != "bits":
         raise LockstepError(f"nothing called {what!r} can be evaluated: use `lockstep eval bits MODEL`.")

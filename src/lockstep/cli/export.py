@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from lockstep.cli.imports import heavy_imports
+
 
 def export(
     model: Annotated[
@@ -16,9 +18,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace a directory that is no former export.")] = False,
 ) -> None:
     """Write a model as a directory that `transformers` loads; adapters are merged into the weights."""
-    from lockstep.model import load
-    from lockstep.model.hash import hash_path
-    from lockstep.model.load import resolve
+    with heavy_imports():
+        from lockstep.model import load
+        from lockstep.model.hash import hash_path
+        from lockstep.model.load import resolve
 
     load(model, dtype=dtype, numerics="fast").save(directory, force=force)
     print(f"wrote {directory} from {resolve(model)} ({dtype}, weights {hash_path(directory)[:16]})")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.cli.imports import heavy_imports
+from lockstep.cli.options import Dtype, ModelArgument, Numerics, Seed, Temperature, TopP
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
@@ -17,24 +18,22 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")],
+    model: ModelArgument,
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; repeatable.")] = None,
     input: Annotated[
         Path | None, typer.Option("--input", "-i", help='JSON lines: {"prompt": ...} with sampling parameters, if any.')
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where JSON lines go; default: stdout.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling.")] = 1.0,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
     top_k: Annotated[int, typer.Option(help="The k most probable tokens; 0: all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Fix the draws.")] = None,
+    seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Log-probabilities in the JSON lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines also for --prompt.")] = False,
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
-    numerics: Annotated[
-        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch.")
-    ] = "bitwise",
+    dtype: Dtype = "bfloat16",
+    numerics: Numerics = "bitwise",
 ) -> None:
     """Complete prompts and print the text."""
     with heavy_imports():

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from lockstep.cli.imports import heavy_imports
+from lockstep.cli.options import Dtype, Numerics
 from lockstep.config import load_config
 from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.errors import LockstepError
@@ -23,10 +24,8 @@ def serve(
     model_name: Annotated[str | None, typer.Option(help="The name clients ask for.  [default: MODEL]")] = None,
     api_key: Annotated[str | None, typer.Option(help="Ask clients for this key.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values.  [default: 1GiB]")] = None,
-    dtype: Annotated[Literal["bfloat16", "float32"], typer.Option(help="Compute dtype.")] = "bfloat16",
-    numerics: Annotated[
-        Literal["bitwise", "fast"], typer.Option(help="Contract kernels or plain PyTorch.")
-    ] = "bitwise",
+    dtype: Dtype = "bfloat16",
+    numerics: Numerics = "bitwise",
     log_level: Annotated[Literal["warning", "info", "debug"], typer.Option(help="info: a line per request.")] = "info",
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface."""

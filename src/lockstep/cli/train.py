@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.imports import heavy_imports
 from lockstep.config import Config, load_config
 
 
@@ -25,9 +26,10 @@ def train(
     ] = False,
 ) -> None:
     """Train or fine-tune a model on text; a stopped run goes on bit for bit with --resume."""
-    from lockstep.train.lock import run_lock
-    from lockstep.train.report import plan_lines, result_lines
-    from lockstep.train.trainer import Trainer, begun, refuse_existing
+    with heavy_imports():
+        from lockstep.train.lock import run_lock
+        from lockstep.train.report import plan_lines, result_lines
+        from lockstep.train.trainer import Trainer, begun, refuse_existing
 
     options = {"model": model, "train.out": out, "train.steps": steps, "lora.rank": lora_rank}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]

@@ -13,8 +13,8 @@ class DataConfig(Section):
     """What is trained on, and how it is cut into sequences."""
 
     sources: list[str] = Field(default_factory=lambda: ["stdlib"], min_length=1)
-    """Text files, folders, `.jsonl` files, `hf:NAME[:SPLIT]` (Hugging Face `datasets`), or `stdlib`: the
-    Python standard library's own source on this machine."""
+    """Text files, folders, `.jsonl` files, `.json` arrays of records, `hf:NAME[:SPLIT]` (Hugging Face
+    `datasets`), or `stdlib`: the Python standard library's own source on this machine."""
     text_field: str = "text"
     """The field of a JSONL record or dataset row that holds its text."""
     messages_field: str = "messages"

@@ -103,6 +103,8 @@ def _files(root: Path, skipped: set[str]) -> Iterator[Path]:
 def _file(path: Path, config: DataConfig, required: bool) -> Iterator[Document]:
     if path.suffix in (".jsonl", ".ndjson"):
         return _records(_json_lines(path), str(path), config)
+    if path.suffix == ".json" and required:  # in a folder it may be anything; named, it is meant as records
+        return _records(_json_array(path), str(path), config)
     return _text(path, required)
 
 
@@ -130,6 +132,26 @@ def _json_lines(path: Path) -> Iterator[Any]:
         raise LockstepError(f"{path} is not UTF-8 text: convert it to UTF-8 first") from error
     except OSError as error:
         raise LockstepError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _json_array(path: Path) -> list[Any]:
+    """The records of a file that is one JSON array."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise LockstepError(f"{path} is not UTF-8 text: convert it to UTF-8 first") from error
+    except OSError as error:
+        raise LockstepError(f"cannot read {path}: {error.strerror or error}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise LockstepError(
+            f"{path} is not one JSON array of records ({error}): write one, or name a file of records by line .jsonl"
+        ) from error
+    if not isinstance(found, list):
+        raise LockstepError(
+            f"{path} holds {type(found).__name__}, expected an array of records: put it in [ ], or one record per line "
+            "in a .jsonl file"
+        )
+    return found
 
 
 def _json(line: str, path: Path, number: int) -> Any:
