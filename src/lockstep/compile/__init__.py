@@ -1,0 +1,1 @@
+"""The level compiler: capture to a graph, passes, levels, the compile cache, the report."""

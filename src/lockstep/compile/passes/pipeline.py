@@ -1,0 +1,52 @@
+"""Which passes run at which level, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from lockstep.compile.passes.base import Pass
+from lockstep.compile.passes.dead import DEAD_CODE
+from lockstep.compile.passes.duplicates import DUPLICATES
+from lockstep.config.names import nearest
+from lockstep.errors import LockstepError
+
+Level = Literal["O0", "O1", "O2"]
+
+_ALL: tuple[Pass, ...] = (DUPLICATES, DEAD_CODE)
+"""Every pass in the order in which they run."""
+
+_WHOLE_STEP: frozenset[str] = frozenset()
+"""Passes that need the whole step in one graph: level O2 only."""
+
+
+def pipeline(level: Level, disable: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[Pass, ...]:
+    """The passes of a level in order, without those in `disable`, or only those in `only`; none at O0.
+
+    LockstepError for a name that is no pass, and where both lists are given.
+    """
+    if disable and only:
+        raise LockstepError(
+            "compile.disable_pass and compile.only_pass exclude each other: the first names passes to leave out, the "
+            "second all that run. Give one of them."
+        )
+    for key, names in (("compile.disable_pass", disable), ("compile.only_pass", only)):
+        for name in names:
+            _check(key, name)
+    if level == "O0":
+        return ()
+    chosen = [step for step in _ALL if level == "O2" or step.name not in _WHOLE_STEP]
+    return tuple(step for step in chosen if step.name not in disable and (not only or step.name in only))
+
+
+def pass_names() -> tuple[str, ...]:
+    """The names of all passes in the order in which they run."""
+    return tuple(step.name for step in _ALL)
+
+
+def _check(key: str, name: str) -> None:
+    names = list(pass_names())
+    if name not in names:
+        best, alike = nearest(name, names)
+        hint = f"Did you mean {best!r}? " if alike else ""
+        raise LockstepError(f"{key}: there is no pass {name!r}. {hint}The passes are: {', '.join(names)}.")
