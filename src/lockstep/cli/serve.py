@@ -23,13 +23,17 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one.  [default: 8000]")] = None,
     model_name: Annotated[str | None, typer.Option(help="The name clients ask for.  [default: MODEL]")] = None,
     api_key: Annotated[str | None, typer.Option(help="Ask clients for this key.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="A small model that guesses ahead; same output.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values.  [default: 1GiB]")] = None,
     dtype: Dtype = "bfloat16",
     numerics: Numerics = "bitwise",
     log_level: Annotated[Literal["warning", "info", "debug"], typer.Option(help="info: a line per request.")] = "info",
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface."""
-    given = {"host": host, "port": port, "model_name": model_name, "api_key": api_key, "kv_memory": kv_memory}
+    given = {
+        "host": host, "port": port, "model_name": model_name, "api_key": api_key, "kv_memory": kv_memory,
+        "draft_model": draft_model,
+    }  # fmt: skip
     settings = [*(set_ or []), *(f"serve.{key}={value}" for key, value in given.items() if value is not None)]
     whole = load_config(config, settings)
     source = model if model is not None else whole.model
@@ -50,6 +54,7 @@ def _run(source: str, config: ServeConfig, dtype: str, numerics: Literal["bitwis
     from lockstep.serve import Engine
     from lockstep.serve.api import serve as run_server
 
+    draft = config.draft_model
     try:
         engine = Engine(
             load(source, dtype=dtype, numerics=numerics),
@@ -59,6 +64,7 @@ def _run(source: str, config: ServeConfig, dtype: str, numerics: Literal["bitwis
             max_queue=config.max_queue,
             prefix_cache=config.prefix_cache,
             drafts=config.drafts,
+            draft_model=None if draft is None else load(draft, dtype=dtype, numerics=numerics),
         )
         run_server(engine, config.model_name or source, config, bound)
     finally:

@@ -46,8 +46,12 @@ class ServeConfig(Section):
     """Sequences that may wait; more are answered with 429."""
     prefix_cache: bool = True
     """Keep the keys and values of finished requests and share them by prefix."""
-    drafts: Annotated[int, Field(ge=0, le=32)] = 0
-    """Tokens guessed by prompt lookup and verified in one pass: faster on text that repeats itself, same output."""
+    drafts: Annotated[int, Field(ge=0, le=32)] | None = None
+    """Tokens guessed and verified in one pass, same output: by the draft model, or by prompt lookup (faster on text
+    that repeats itself). None: 4 with a draft model, else 0."""
+    draft_model: str | None = None
+    """A small model of the same vocabulary that guesses: a directory, a GGUF file or an alias. Its keys and values
+    are part of kv_memory."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Tokens a chat request without max_tokens may generate (text completions: 16, as OpenAI's)."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None

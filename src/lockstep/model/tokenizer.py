@@ -75,6 +75,10 @@ class Tokenizer:
             self.template, messages, add_generation_prompt=add_generation_prompt, tools=tools, **names
         )
 
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        """Whether every token has the same number in both."""
+        return self.backend.get_vocab() == other.backend.get_vocab()
+
     def token(self, index: int | None) -> str:
         """The text of a token as the vocabulary spells it; "" for None."""
         return "" if index is None else (self.backend.id_to_token(index) or "")

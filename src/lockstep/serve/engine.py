@@ -14,6 +14,7 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
+from lockstep.serve.draft_model import DraftModel, check_draft
 from lockstep.serve.drawing import Draw, draw_all
 from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
 from lockstep.serve.runner import Runner, page_bytes
@@ -52,7 +53,7 @@ class Stats:
     computed_tokens: int
     """Tokens that went through the model, prompts and generated ones."""
     guessed_tokens: int
-    """Of those, guesses of prompt lookup."""
+    """Of those, guesses."""
     right_guesses: int
 
 
@@ -61,7 +62,8 @@ class Engine:
 
     model: what `lockstep.load` gives. kv_memory: bytes for keys and values. max_batch_tokens: tokens of one step.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
-    drafts: tokens that are guessed by prompt lookup and verified in one pass; the output is the same without.
+    drafts: tokens that are guessed and verified in one pass; the output is the same without. They are guessed by
+    draft_model, a small model of the same vocabulary, or by prompt lookup. None: 4 with a draft model, else 0.
     debug: check the page invariant after every step.
     """
 
@@ -74,16 +76,18 @@ class Engine:
         max_running: int = 64,
         max_queue: int | None = None,
         prefix_cache: bool = True,
-        drafts: int = 0,
+        drafts: int | None = None,
+        draft_model: Model | None = None,
         debug: bool = False,
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
             if value < 1:
                 raise LockstepError(f"{name} is {value}: give 1 or more.")
-        pages = kv_memory // page_bytes(model)
+        page = page_bytes(model) + (0 if draft_model is None else page_bytes(draft_model))
+        pages = kv_memory // page
         if pages < 1:
             raise LockstepError(
-                f"kv_memory is {kv_memory} bytes, but one page of {PAGE} tokens takes {page_bytes(model)} bytes "
+                f"kv_memory is {kv_memory} bytes, but one page of {PAGE} tokens takes {page} bytes "
                 "on this model: give at least a few pages."
             )
         self.model = model
@@ -96,7 +100,13 @@ class Engine:
         self.max_length = min(model.config.max_positions, pages * PAGE)
         """Tokens that one sequence may have, prompt and output together."""
         self._cache = Cache(pages, prefix_cache)
-        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts)
+        drafter = None
+        if draft_model is not None:
+            check_draft(draft_model, model)
+            drafter = DraftModel(draft_model, pages, max_batch_tokens)
+        if drafts is None:
+            drafts = 0 if draft_model is None else 4
+        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter)
         self._runner = Runner(model, pages)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
+from lockstep.serve.drafting import Drafter, PromptLookup
 from lockstep.serve.sequence import Sequence
 
 
@@ -50,9 +51,12 @@ class Step:
 class Scheduler:
     """Holds the waiting and the running sequences. `schedule` gives the next step, `advance` takes its result."""
 
-    def __init__(self, cache: Cache, max_batch_tokens: int, max_running: int, drafts: int = 0) -> None:
+    def __init__(
+        self, cache: Cache, max_batch_tokens: int, max_running: int, drafts: int = 0, drafter: Drafter | None = None
+    ) -> None:
         self.cache = cache
         self.drafts = drafts
+        self.drafter = PromptLookup() if drafter is None else drafter
         self.max_batch_tokens = max_batch_tokens
         self.max_running = min(max_running, max_batch_tokens)
         self.waiting: list[Sequence] = []
@@ -69,6 +73,7 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self.cache.release(sequence)
+        self.drafter.forget(sequence)
 
     def schedule(self) -> Step:
         """The next step; empty when nothing can run."""
@@ -80,13 +85,8 @@ class Scheduler:
         if not preempted:
             for sequence in self._admissible(self.max_batch_tokens - sum(sizes.values())):
                 self._grow(sequence, sizes, preempted)
-        spare = 0 if preempted else self.max_batch_tokens - sum(sizes.values())
-        chunks = []
-        for sequence in self.running:
-            if size := sizes.get(sequence.uid):
-                draft = self._draft(sequence, spare)
-                spare -= len(draft)
-                chunks.append(_chunk(sequence, size, draft))
+        drafts = {} if preempted else self._drafts(self.max_batch_tokens - sum(sizes.values()))
+        chunks = (_chunk(s, sizes[s.uid], drafts.get(s.uid, [])) for s in self.running if sizes.get(s.uid))
         return Step(tuple(chunks), tuple(preempted))
 
     def advance(self, sequence: Sequence, count: int) -> None:
@@ -112,13 +112,20 @@ class Scheduler:
                 return
         sizes[sequence.uid] = size
 
-    def _draft(self, sequence: Sequence, spare: int) -> list[int]:
-        """Guesses for a decoding sequence: what is left of the budget, and pages that nobody must give."""
-        room = min(self.drafts, spare, sequence.limit - len(sequence.tokens) - 1)
-        if room <= 0 or not sequence.decoding:
-            return []
-        draft = sequence.guess(room)
-        return draft if self.cache.reserve(sequence, len(sequence.tokens) + len(draft)) else []
+    def _drafts(self, spare: int) -> dict[int, list[int]]:
+        """Guesses for decoding sequences: what is left of the budget, and pages that nobody must give."""
+        wishes = []
+        for sequence in self.running:
+            room = min(self.drafts, spare, sequence.limit - len(sequence.tokens) - 1)
+            if room > 0 and sequence.decoding:
+                wishes.append((sequence, room))
+                spare -= room
+        guesses = self.drafter.guess(wishes) if wishes else []
+        return {
+            sequence.uid: draft
+            for (sequence, _), draft in zip(wishes, guesses, strict=True)
+            if draft and self.cache.reserve(sequence, len(sequence.tokens) + len(draft))
+        }
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -93,7 +93,7 @@ class _EngineState(Collector):
         )
         counters = (
             ("vllm:num_preemptions", "Sequences that lost their pages for a while.", stats.preemptions),
-            ("vllm:spec_decode_num_draft_tokens", "Tokens guessed by prompt lookup.", stats.guessed_tokens),
+            ("vllm:spec_decode_num_draft_tokens", "Tokens guessed for speculative decoding.", stats.guessed_tokens),
             ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right.", stats.right_guesses),
             ("lockstep:engine_steps", "Forward passes.", stats.steps),
             ("lockstep:computed_tokens", "Tokens that went through the model.", stats.computed_tokens),
