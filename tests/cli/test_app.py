@@ -56,12 +56,38 @@ def test_help_lists_the_commands_that_exist(run):
 
 
 def test_every_command_file_has_its_function_and_a_help_line(run):
+    for name in every_command():
+        words = name.split(".")
+        assert callable(app._function(name))
+        assert app._listed(words[-1], app._file(name)).__doc__, f"{name} has no docstring"
+        assert run(*words, "--help").code == 0
+
+
+def every_command():
+    """The names of all commands that exist, sub-commands as "bench.plan"."""
     for name in app.COMMANDS:
         file = app._file(name)
-        if file.exists():
-            assert callable(app._function(name))
-            assert app._listed(name, file).__doc__, f"{name} has no docstring"
-            assert run(name, "--help").code == 0
+        if file.name == "__init__.py":
+            yield from (f"{name}.{path.stem}" for path in file.parent.glob("[!_]*.py"))
+        elif file.exists():
+            yield name
+
+
+def test_a_folder_of_commands_lists_them_and_names_the_right_page(run):
+    page = run("bench", "--help")
+    assert page.code == 0
+    assert "The planner's errors against published" in page.out
+    wrong = run("bench", "nothing")
+    assert wrong.code == 2
+    assert "No such command 'nothing'" in wrong.err
+    assert "lockstep bench --help lists" in wrong.err
+
+
+def test_listing_a_folder_of_commands_imports_none_of_them():
+    code = (
+        "from lockstep.cli import app; app.run(['bench', '--help']); sys.exit('lockstep.cli.bench.plan' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", f"import sys; {code}"], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_help_starts_quickly_and_does_not_import_torch():

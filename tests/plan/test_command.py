@@ -56,11 +56,6 @@ def test_calibrate(tmp_path, capsys):
     assert not (tmp_path / "p.html").exists()
 
 
-def test_bench_knows_only_plan(capsys):
-    assert run(["bench", "nothing"]) == 2
-    assert "known is `lockstep bench plan`" in capsys.readouterr().err
-
-
 def test_the_planner_needs_no_torch():
     code = "import sys, lockstep.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

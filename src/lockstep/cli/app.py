@@ -23,7 +23,8 @@ COMMANDS = (
     "train", "eval", "export", "convert", "quantize", "hash", "plan", "dryrun",
     "serve", "chat", "generate", "bench", "config", "doctor",
 )  # fmt: skip
-"""Command names in the order of the help page; one is there when the file `cli/NAME.py` is."""
+"""Command names in the order of the help page; one is there when the file `cli/NAME.py` is. Where it is a folder, each
+file in it is a sub-command."""
 
 _RIGHTS = "check its rights, or choose another path"
 _SPACE = "free some space, or choose another disk"
@@ -85,20 +86,35 @@ def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:
 
 def _application(arguments: list[str]) -> typer.Typer:
     """All commands for the help page; only the one that the arguments name is imported."""
-    app = typer.Typer(
-        help="Train and serve large language models with the same bits on every path.",
+    app = _group("Train and serve large language models with the same bits on every path.")
+    app.callback()(_options)
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    _add_commands(app, "", [name for name in COMMANDS if _file(name).exists()], words)
+    return app
+
+
+def _group(help_line: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_line,
         epilog=_EPILOG,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_options)
-    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name in COMMANDS:
-        file = _file(name)
-        if file.exists():
-            app.command(name, epilog=_EPILOG)(_function(name) if name == chosen else _listed(name, file))
-    return app
+
+
+def _add_commands(app: typer.Typer, prefix: str, names: Sequence[str], words: Sequence[str]) -> None:
+    """Commands of this prefix ("" or "bench."); only the one that the first of the words names is imported."""
+    for name in names:
+        chosen = name == next(iter(words), None)
+        file = _file(prefix + name)
+        if file.name == "__init__.py":
+            group = _group(_help_line(ast.parse(file.read_text(encoding="utf-8"))))
+            inner = sorted(path.stem for path in file.parent.glob("[!_]*.py"))
+            _add_commands(group, f"{prefix}{name}.", inner, words[1:] if chosen else [])
+            app.add_typer(group, name=name)
+        else:
+            app.command(name, epilog=_EPILOG)(_function(prefix + name) if chosen else _listed(name, file))
 
 
 def _print_version(wanted: bool) -> None:
@@ -117,11 +133,14 @@ def _options(
 
 
 def _file(name: str) -> Path:
-    return Path(__file__).with_name(f"{name}.py")
+    """The file of a command, or of the folder of its sub-commands; "bench.ops" names a sub-command."""
+    path = Path(__file__).parent.joinpath(*name.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def _function(name: str) -> Callable[..., Any]:
-    function: Callable[..., Any] = getattr(importlib.import_module(f"lockstep.cli.{name}"), name)
+    module = importlib.import_module(f"lockstep.cli.{name}")
+    function: Callable[..., Any] = getattr(module, name.rpartition(".")[2])
     return function
 
 
@@ -133,5 +152,9 @@ def _listed(name: str, file: Path) -> Callable[[], None]:
 
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            stand_in.__doc__ = (ast.get_docstring(node) or "").partition("\n")[0]
+            stand_in.__doc__ = _help_line(node)
     return stand_in
+
+
+def _help_line(node: ast.Module | ast.FunctionDef) -> str:
+    return (ast.get_docstring(node) or "").partition("\n")[0]
