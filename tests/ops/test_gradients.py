@@ -37,6 +37,8 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
     "attention": ([(200, 6, 32), (200, 2, 32), (200, 2, 32)], attention(None)),
     "attention one head": ([(200, 1, 16), (200, 1, 16), (200, 1, 16)], attention(None)),
     "attention many heads": ([(200, 8, 16), (200, 1, 16), (200, 1, 16)], attention(None)),
+    "attention, narrow values": ([(200, 6, 48), (200, 2, 48), (200, 2, 16)], attention(None)),
+    "attention, wide values": ([(200, 4, 16), (200, 1, 16), (200, 1, 48)], attention(40)),
     "attention window": ([(200, 6, 32), (200, 2, 32), (200, 2, 32)], attention(40)),
     "attention window 1": ([(200, 2, 16), (200, 2, 16), (200, 2, 16)], attention(1)),
     "cross entropy": ([(70, 40), (75, 40)], cross_entropy(0.0)),

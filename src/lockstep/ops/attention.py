@@ -18,24 +18,26 @@ from lockstep.ops.linear import refuse_gradient
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
-    """q [T, Hq, d] over k, v [T, Hkv, d] of the same packed sequences -> [T, Hq, d].
+    """q [T, Hq, d] over k [T, Hkv, d] and v [T, Hkv, e] of the same packed sequences -> [T, Hq, e].
 
-    window: a query sees the last `window` keys, itself included. d must be a multiple of 16 (LockstepError).
+    window: a query sees the last `window` keys, itself included. d and e must be multiples of 16 (LockstepError).
     """
     check_head_dim(q.shape[-1])
+    check_head_dim(v.shape[-1])
     out: Tensor = _Attention.apply(q, k, v, batch, scale, window or 0)
     return out
 
 
 def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
-    """Put the new keys and values [T, Hkv, d] into the pages of their sequences."""
+    """Put the new keys [T, Hkv, d] and values [T, Hkv, e] into the pages of their sequences."""
     check_head_dim(k.shape[-1])
+    check_head_dim(v.shape[-1])
     table, starts, positions = batch.page_table, batch.starts, batch.positions
     torch.ops.lockstep.write_kv(k.contiguous(), v.contiguous(), pages.k, pages.v, table, starts, positions)
 
 
 def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
-    """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, d]; without gradient."""
+    """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, e]; without gradient."""
     check_head_dim(q.shape[-1])
     refuse_gradient("paged attention", q)
     out: Tensor = torch.ops.lockstep.attention_paged(

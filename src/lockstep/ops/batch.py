@@ -52,13 +52,14 @@ class Paged:
 @dataclass(frozen=True)
 class KVPages:
     """The pages of one layer. k: [pages, kv_heads, head_dim, PAGE] (transposed, so that a decode step reads
-    it in order); v: [pages, kv_heads, PAGE, head_dim]. Both bfloat16 or float32."""
+    it in order); v: [pages, kv_heads, PAGE, v_dim]. Both bfloat16 or float32."""
 
     k: Tensor
     v: Tensor
 
     @staticmethod
-    def zeros(pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> KVPages:
+    def zeros(pages: int, kv_heads: int, head_dim: int, dtype: torch.dtype, v_dim: int | None = None) -> KVPages:
+        """v_dim: width of a value head, by default that of a key head."""
         k = torch.zeros(pages, kv_heads, head_dim, PAGE, dtype=dtype)
-        v = torch.zeros(pages, kv_heads, PAGE, head_dim, dtype=dtype)
+        v = torch.zeros(pages, kv_heads, PAGE, v_dim or head_dim, dtype=dtype)
         return KVPages(k, v)

@@ -45,11 +45,11 @@ class Operators:
     embedding: Callable[..., Tensor]
     """(tokens [T], weight [V, D], dtype, scale=1.0) -> [T, D] in dtype; scale is rounded to dtype first"""
     attention: Callable[..., Tensor]
-    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, d], batch: Packed, scale, window=None) -> [T, Hq, d], causal"""
+    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, e], batch: Packed, scale, window=None) -> [T, Hq, e], causal"""
     write_kv: Callable[..., None]
-    """(k [T, Hkv, d], v [T, Hkv, d], pages: KVPages, batch: Paged): put new keys and values in their pages"""
+    """(k [T, Hkv, d], v [T, Hkv, e], pages: KVPages, batch: Paged): put new keys and values in their pages"""
     paged_attention: Callable[..., Tensor]
-    """(q [T, Hq, d], pages: KVPages, batch: Paged, scale, window=None) -> [T, Hq, d], causal"""
+    """(q [T, Hq, d], pages: KVPages, batch: Paged, scale, window=None) -> [T, Hq, e], causal"""
     log_softmax: Callable[..., Tensor]
     """(logits float32 [T, V]) -> float32 [T, V]"""
     select_logprobs: Callable[..., Tensor]

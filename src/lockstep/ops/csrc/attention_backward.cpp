@@ -18,10 +18,10 @@ namespace {
 constexpr int64_t RUN = 48;  // query rows taken together: their p and ds stay in the first-level cache
 
 struct Scratch {
-  std::vector<float> q, d_out, dq;    // [rows of the sequence, dim]; q scaled to base-2 scores
+  std::vector<float> q, d_out, dq;    // [rows of the sequence, dim or v_dim]; q scaled to base-2 scores
   std::vector<float> delta, lse;      // [rows of the sequence]
-  std::vector<float> kt, vt, k;       // [dim][BLOCK] twice, [BLOCK][dim]
-  std::vector<float> dk, dv, p, ds;   // [BLOCK][dim] twice, [RUN][BLOCK] twice
+  std::vector<float> kt, vt, k;       // [dim][BLOCK], [v_dim][BLOCK], [BLOCK][dim]
+  std::vector<float> dk, dv, p, ds;   // [BLOCK][dim], [BLOCK][v_dim], [RUN][BLOCK] twice
 };
 
 template <typename T>
@@ -46,11 +46,13 @@ void row_gradients(float* p, float* dp, float lse, float delta, int64_t low, int
     if (j < low || j >= high) p[j] = dp[j] = 0.0f;
 }
 
-void run_block(Scratch& w, int64_t dim, int64_t first, int64_t rows, int64_t base, int64_t per, int64_t window) {
+void run_block(Scratch& w, const AttentionShape& a, int64_t first, int64_t rows, int64_t base) {
+  const int64_t dim = a.dim, v_dim = a.v_dim, per = a.heads / a.kv_heads, window = a.window;
   std::fill(w.p.begin(), w.p.begin() + rows * BLOCK, 0.0f);
   std::fill(w.ds.begin(), w.ds.begin() + rows * BLOCK, 0.0f);
   multiply(dim, rows, BLOCK / 16, w.q.data() + first * dim, dim, 1, w.kt.data(), BLOCK, 16, w.p.data(), BLOCK);
-  multiply(dim, rows, BLOCK / 16, w.d_out.data() + first * dim, dim, 1, w.vt.data(), BLOCK, 16, w.ds.data(), BLOCK);
+  multiply(v_dim, rows, BLOCK / 16, w.d_out.data() + first * v_dim, v_dim, 1, w.vt.data(), BLOCK, 16, w.ds.data(),
+           BLOCK);
   for (int64_t i = 0; i < rows; i++) {
     const int64_t position = (first + i) / per;
     const int64_t low = window ? std::clamp<int64_t>(position - window + 1 - base, 0, BLOCK) : 0;
@@ -59,7 +61,7 @@ void run_block(Scratch& w, int64_t dim, int64_t first, int64_t rows, int64_t bas
   }
   multiply(BLOCK, rows, dim / 16, w.ds.data(), BLOCK, 1, w.k.data(), dim, 16, w.dq.data() + first * dim, dim);
   multiply(rows, BLOCK, dim / 16, w.ds.data(), 1, BLOCK, w.q.data() + first * dim, dim, 16, w.dk.data(), dim);
-  multiply(rows, BLOCK, dim / 16, w.p.data(), 1, BLOCK, w.d_out.data() + first * dim, dim, 16, w.dv.data(), dim);
+  multiply(rows, BLOCK, v_dim / 16, w.p.data(), 1, BLOCK, w.d_out.data() + first * v_dim, v_dim, 16, w.dv.data(), v_dim);
 }
 
 template <typename T>
@@ -73,42 +75,47 @@ void store_rows(const std::vector<float>& from, float scale, T* to, int64_t row,
 template <typename T>
 void attention_backward(const T* q, const T* k, const T* v, const T* out, const float* lse, const T* d_out, T* dq,
                         T* dk, T* dv, const AttentionShape& a) {
-  const int64_t per = a.heads / a.kv_heads, dim = a.dim, kv_row = a.kv_heads * dim;
+  const int64_t per = a.heads / a.kv_heads, dim = a.dim, v_dim = a.v_dim;
+  const int64_t k_row = a.kv_heads * dim, v_row = a.kv_heads * v_dim;
 #pragma omp parallel for schedule(dynamic) collapse(2)
   for (int64_t s = 0; s < a.sequences; s++)
     for (int64_t h = 0; h < a.kv_heads; h++) {
       const int64_t start = a.starts[s], n = a.starts[s + 1] - start, rows = n * per;
       Scratch w;
-      for (auto* x : {&w.q, &w.d_out, &w.dq}) x->assign(rows * dim, 0.0f);
+      for (auto* x : {&w.q, &w.dq}) x->assign(rows * dim, 0.0f);
+      w.d_out.assign(rows * v_dim, 0.0f);
       for (auto* x : {&w.delta, &w.lse}) x->resize(rows);
-      for (auto* x : {&w.kt, &w.vt, &w.k, &w.dk, &w.dv}) x->resize(BLOCK * dim);
+      for (auto* x : {&w.kt, &w.k, &w.dk}) x->resize(BLOCK * dim);
+      for (auto* x : {&w.vt, &w.dv}) x->resize(BLOCK * v_dim);
       for (auto* x : {&w.p, &w.ds}) x->resize(RUN * BLOCK);
       auto at = [&](int64_t r) { return (start + r / per) * a.heads + h * per + r % per; };
       for (int64_t r = 0; r < rows; r++) {
         F16 delta = F16::zero();
-        for (int64_t j = 0; j < dim; j += 16) {
-          const int64_t from = at(r) * dim + j;
+        for (int64_t j = 0; j < dim; j += 16)
+          (F16::load(q + at(r) * dim + j) * F16::all(a.scale * LOG2E)).store(&w.q[r * dim + j]);
+        for (int64_t j = 0; j < v_dim; j += 16) {
+          const int64_t from = at(r) * v_dim + j;
           F16 g = F16::load(d_out + from);
-          (F16::load(q + from) * F16::all(a.scale * LOG2E)).store(&w.q[r * dim + j]);
-          g.store(&w.d_out[r * dim + j]);
+          g.store(&w.d_out[r * v_dim + j]);
           delta = fma(g, F16::load(out + from), delta);
         }
         w.delta[r] = sum(delta);
         w.lse[r] = lse[at(r)];
       }
       for (int64_t base = 0; base < n; base += BLOCK) {
-        const int64_t count = std::min(BLOCK, n - base), from = (start + base) * kv_row + h * dim;
+        const int64_t count = std::min(BLOCK, n - base);
+        const int64_t k_at = (start + base) * k_row + h * dim, v_at = (start + base) * v_row + h * v_dim;
         std::fill(w.k.begin(), w.k.end(), 0.0f);
-        load_block(k + from, kv_row, count, dim, w.kt.data(), w.k.data());
-        load_block(v + from, kv_row, count, dim, w.vt.data(), nullptr);
+        load_block(k + k_at, k_row, count, dim, w.kt.data(), w.k.data());
+        load_block(v + v_at, v_row, count, v_dim, w.vt.data(), nullptr);
         std::fill(w.dk.begin(), w.dk.end(), 0.0f);
         std::fill(w.dv.begin(), w.dv.end(), 0.0f);
         const int64_t last = a.window ? std::min(n, base + BLOCK + a.window - 1) : n;  // positions that see the block
         for (int64_t first = base * per; first < last * per; first += RUN)
-          run_block(w, dim, first, std::min(RUN, last * per - first), base, per, a.window);
+          run_block(w, a, first, std::min(RUN, last * per - first), base);
         // Scores were q k scale log2 e: d(score)/dk brings q scale, that is w.q ln 2.
-        store_rows(w.dk, 1.0f / LOG2E, dk + from, kv_row, count, dim);
-        store_rows(w.dv, 1.0f, dv + from, kv_row, count, dim);
+        store_rows(w.dk, 1.0f / LOG2E, dk + k_at, k_row, count, dim);
+        store_rows(w.dv, 1.0f, dv + v_at, v_row, count, v_dim);
       }
       for (int64_t r = 0; r < rows; r++)
         for (int64_t j = 0; j < dim; j += 16)

@@ -96,17 +96,18 @@ Tensor column_sums_op(const Tensor& x) {
   return y;
 }
 
-AttentionShape shape(const Tensor& q, int64_t kv_heads, const Tensor& starts, const Tensor& positions, double scale,
-                     int64_t window) {
-  TORCH_CHECK(q.dim() == 3 && q.size(2) % 16 == 0, "head_dim must be a multiple of 16, got ", q.size(2));
+AttentionShape shape(const Tensor& q, int64_t kv_heads, int64_t v_dim, const Tensor& starts, const Tensor& positions,
+                     double scale, int64_t window) {
+  TORCH_CHECK(q.dim() == 3 && q.size(2) % 16 == 0 && v_dim % 16 == 0, "widths of heads must be multiples of 16, got ",
+              q.size(2), " and ", v_dim);
   TORCH_CHECK(q.size(1) % kv_heads == 0, q.size(1), " heads do not divide into ", kv_heads, " kv heads");
-  return {q.size(0), starts.size(0) - 1, q.size(1), kv_heads, q.size(2), ints(starts), ints(positions), float(scale),
-          window};
+  return {q.size(0), starts.size(0) - 1, q.size(1), kv_heads, q.size(2), v_dim, ints(starts), ints(positions),
+          float(scale), window};
 }
 
 void write_kv_op(const Tensor& k, const Tensor& v, const Tensor& k_pages, const Tensor& v_pages, const Tensor& table,
                  const Tensor& starts, const Tensor& positions) {
-  const AttentionShape a = shape(k, k.size(1), starts, positions, 1.0, 0);
+  const AttentionShape a = shape(k, k.size(1), v.size(2), starts, positions, 1.0, 0);
   by_type(k.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
     write_kv(data<T>(k), data<T>(v), data<T>(k_pages), data<T>(v_pages), ints(table), table.size(1), a);
@@ -115,8 +116,8 @@ void write_kv_op(const Tensor& k, const Tensor& v, const Tensor& k_pages, const 
 
 Tensor attention_paged_op(const Tensor& q, const Tensor& k_pages, const Tensor& v_pages, const Tensor& table,
                           const Tensor& starts, const Tensor& positions, double scale, int64_t window) {
-  Tensor out = at::empty_like(q);
-  const AttentionShape a = shape(q, k_pages.size(1), starts, positions, scale, window);
+  Tensor out = at::empty({q.size(0), q.size(1), v_pages.size(3)}, q.options());
+  const AttentionShape a = shape(q, k_pages.size(1), v_pages.size(3), starts, positions, scale, window);
   by_type(q.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
     attention_paged(data<T>(q), data<T>(k_pages), data<T>(v_pages), ints(table), table.size(1), data<T>(out), a);
@@ -126,8 +127,9 @@ Tensor attention_paged_op(const Tensor& q, const Tensor& k_pages, const Tensor& 
 
 std::tuple<Tensor, Tensor> attention_packed_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts,
                                                const Tensor& positions, double scale, int64_t window) {
-  Tensor out = at::empty_like(q), lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
-  const AttentionShape a = shape(q, k.size(1), starts, positions, scale, window);
+  Tensor out = at::empty({q.size(0), q.size(1), v.size(2)}, q.options());
+  Tensor lse = at::empty({q.size(0), q.size(1)}, q.options().dtype(at::kFloat));
+  const AttentionShape a = shape(q, k.size(1), v.size(2), starts, positions, scale, window);
   by_type(q.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
     attention_packed(data<T>(q), data<T>(k), data<T>(v), data<T>(out), data<float>(lse), a);
@@ -140,7 +142,7 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_op(const Tensor& d_out, co
                                                          const Tensor& starts, const Tensor& positions, double scale,
                                                          int64_t window) {
   Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-  const AttentionShape a = shape(q, k.size(1), starts, positions, scale, window);
+  const AttentionShape a = shape(q, k.size(1), v.size(2), starts, positions, scale, window);
   by_type(q.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
     attention_backward(data<T>(q), data<T>(k), data<T>(v), data<T>(out), data<float>(lse), data<T>(d_out), data<T>(dq),

@@ -35,20 +35,21 @@ constexpr int64_t BLOCK = 64;  // keys in a block; blocks are aligned to positio
 constexpr float LOG2E = 1.44269504088896f;  // scores are to base 2: forward and backward must scale alike
 
 struct AttentionShape {
-  int64_t tokens, sequences, heads, kv_heads, dim;
+  int64_t tokens, sequences, heads, kv_heads;
+  int64_t dim, v_dim;        // of a query or key head; of a value head
   const int32_t* starts;     // [sequences + 1]
   const int32_t* positions;  // [tokens]
   float scale;
   int64_t window;  // 0: none
 };
-// Keys of block j of sequence s: page table[s * width + j]; k pages [kv_heads, dim, BLOCK], v pages [kv_heads, BLOCK, dim].
+// Keys of block j of sequence s: page table[s * width + j]; k pages [kv_heads, dim, BLOCK], v pages [kv_heads, BLOCK, v_dim].
 template <typename T>
 void write_kv(const T* k, const T* v, T* k_pages, T* v_pages, const int32_t* table, int64_t width,
               const AttentionShape& shape);
 template <typename T>
 void attention_paged(const T* q, const T* k_pages, const T* v_pages, const int32_t* table, int64_t width, T* out,
                      const AttentionShape& shape);
-// Whole sequences: k, v [tokens, kv_heads, dim]. lse: log2 of the sum of 2^score, [tokens, heads].
+// Whole sequences: k [tokens, kv_heads, dim], v [tokens, kv_heads, v_dim]. lse: log2 of the sum of 2^score, [tokens, heads].
 template <typename T>
 void attention_packed(const T* q, const T* k, const T* v, T* out, float* lse, const AttentionShape& shape);
 template <typename T>
