@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from hypothesis import given, settings
 from torch import Tensor
 
 from lockstep.compile.passes import PassContext, apply
 from lockstep.compile.passes.dead import DEAD_CODE
 from lockstep.compile.passes.duplicates import DUPLICATES
-from tests.compile.passes.graphs import capture, check, example_inputs, programs, targets
+from tests.compile.passes.graphs import capture, check, example_inputs, targets
 
 
 def test_an_equal_value_is_computed_once() -> None:
@@ -77,10 +74,3 @@ def test_dead_code_goes_and_writes_that_are_read_stay() -> None:
     module = capture(program, *example_inputs())
     assert check(DEAD_CODE, module, example_inputs()).count == 7
     assert targets(module) == ["zeros.default", "add_.Tensor", "mul_.Tensor", "add.Tensor"]
-
-
-@settings(max_examples=60)
-@given(programs(writes=True))
-def test_any_program_keeps_its_bytes(program: Callable[..., tuple[Tensor, ...]]) -> None:
-    for step in (DUPLICATES, DEAD_CODE):
-        check(step, capture(program, *example_inputs()), example_inputs())
