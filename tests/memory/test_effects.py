@@ -26,7 +26,7 @@ class _Watch(fx.Interpreter):
         return result
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(programs(writes=True))
 def test_storages_and_writes_are_those_of_the_run(program: Callable[..., tuple[Tensor, ...]]) -> None:
     module = capture(program, *example_inputs())

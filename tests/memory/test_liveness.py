@@ -72,7 +72,7 @@ class _InArena(fx.Interpreter):
         return moved.copy_(x)
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(programs(writes=True))
 def test_a_run_in_the_arena_gives_the_same_bytes(program: Callable[..., tuple[Tensor, ...]]) -> None:
     module = capture(program, *example_inputs())

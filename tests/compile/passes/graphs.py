@@ -67,7 +67,7 @@ def run_sharing(module: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Tensor
 
 _UNARY: list[Callable[[Tensor], Tensor]] = [
     torch.neg, torch.exp, torch.sigmoid, lambda x: x * 2.0, lambda x: x + 1, lambda x: x * -0.0, lambda x: x.t(),
-    lambda x: x.view(-1).view(4, 4), lambda x: x[:2].repeat(2, 1), lambda x: x.to(torch.bfloat16).float(),
+    lambda x: x.reshape(-1).view(4, 4), lambda x: x[:2].repeat(2, 1), lambda x: x.to(torch.bfloat16).float(),
     lambda x: x.unsqueeze(0).squeeze(0), lambda x: x.detach(), lambda x: x.contiguous(), lambda x: x[0:4],
     lambda x: x + torch.zeros(4, 4), lambda x: x * torch.full((4, 4), 3.0), lambda x: x.split(2)[1].repeat(2, 1),
     lambda x: x.max(dim=0)[0].expand(4, 4), lambda x: x.reshape(2, 8).reshape(4, 4),

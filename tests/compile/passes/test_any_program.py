@@ -11,7 +11,7 @@ from lockstep.compile.passes import pipeline
 from tests.compile.passes.graphs import capture, check, example_inputs, programs
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(programs(writes=True))
 def test_any_program_keeps_its_bytes(program: Callable[..., tuple[Tensor, ...]]) -> None:
     module = capture(program, *example_inputs())
