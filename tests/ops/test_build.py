@@ -85,6 +85,26 @@ def test_a_failing_build_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyP
     assert [p.suffix for p in (tmp_path / "cache" / "lockstep" / "ext").iterdir()] == [".lock"]
 
 
+def test_an_edit_compiles_one_source_and_a_header_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    csrc, kept = tmp_path / "csrc", tmp_path / "cache" / "lockstep" / "objects"
+    csrc.mkdir()
+    (csrc / "shared.h").write_text("int shared();\n")
+    for name in ("a", "b"):
+        (csrc / f"{name}.cpp").write_text(f'#include "shared.h"\nint {name}() {{ return 1; }}\n')
+    monkeypatch.setattr(build, "CSRC", csrc)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    build.library("plain")
+    first = {p.name for p in kept.iterdir()}
+    (csrc / "a.cpp").write_text("int a() { return 2; }\n")
+    assert build.library("plain").exists()
+    second = {p.name for p in kept.iterdir()} - first
+    assert [name.rsplit("-", 1)[0] for name in second] == ["plain-a"]
+    (csrc / "shared.h").write_text("long shared();\n")
+    build.library("plain")
+    third = {p.name for p in kept.iterdir()} - first - second
+    assert sorted(name.rsplit("-", 1)[0] for name in third) == ["plain-a", "plain-b"]
+
+
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -2,7 +2,8 @@
 
 The library lies in the user's cache under a key of sources, compiler, PyTorch and instruction set, so a change of
 any of them builds anew and never loads a stale file. A build happens in a private folder under a file lock and is
-renamed into place: two processes that start at once build once, and a killed build leaves nothing behind.
+renamed into place: two processes that start at once build once, and a killed build leaves nothing behind. Object files
+are kept under keys of their own, so that an edit of one source compiles that source alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,12 +123,14 @@ def _sources() -> list[Path]:
     return sorted(CSRC.glob("*.cpp"))
 
 
-def _key(compiler: Compiler, isa: str) -> str:
+def _key(compiler: Compiler, isa: str, source: Path | None = None) -> str:
+    """The key of the extension, or of one source's object: that source and every header."""
     digest = hashlib.sha256()
     for part in [compiler.path, compiler.version, torch.__version__, sys.version, *_COMMON, *_ISA[isa]]:
         digest.update(part.encode() + b"\0")
-    for source in sorted(CSRC.iterdir()):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    for file in sorted(CSRC.iterdir()):
+        if source is None or file == source or file.suffix == ".h":
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -142,31 +146,36 @@ def _build(compiler: Compiler, isa: str, target: Path) -> None:
 
 
 def _compile(compiler: Compiler, isa: str, work: Path) -> None:
-    """Compile every source at once (there are a handful), then link."""
-    from torch.utils.cpp_extension import include_paths, library_paths
+    """Compile what is not there yet, as many sources at once as there are cores, then link."""
+    from torch.utils.cpp_extension import library_paths
+
+    kept = cache_dir().parent / "objects"
+    kept.mkdir(exist_ok=True)
+    objects = {source: kept / f"{isa}-{source.stem}-{_key(compiler, isa, source)}.o" for source in _sources()}
+    missing = [(source, target) for source, target in objects.items() if not target.exists()]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda pair: _compile_one(compiler, isa, work, *pair), missing))
+    libraries = [f"-L{path}" for path in library_paths()]
+    link = [compiler.path, "-shared", "-fopenmp", *map(str, objects.values()), *libraries, "-lc10", "-ltorch_cpu"]
+    _run([*link, "-o", str(work / "liblockstep.so")])
+
+
+def _compile_one(compiler: Compiler, isa: str, work: Path, source: Path, target: Path) -> None:
+    from torch.utils.cpp_extension import include_paths
 
     includes = [f"-isystem{path}" for path in include_paths()]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    objects, running = [], []
-    for source in _sources():
-        objects.append(str(work / f"{source.stem}.o"))
-        command = [compiler.path, *_COMMON, *_ISA[isa], abi, *includes, "-fPIC", "-c", str(source), "-o", objects[-1]]
-        running.append((command, subprocess.Popen(command, stderr=subprocess.PIPE, text=True)))
-    for command, process in running:
-        _, errors = process.communicate()
-        _check(command, process.returncode, errors)
-    libraries = [f"-L{path}" for path in library_paths()]
-    link = [compiler.path, "-shared", "-fopenmp", *objects, *libraries, "-lc10", "-ltorch_cpu", "-o"]
-    link.append(str(work / "liblockstep.so"))
-    run = subprocess.run(link, capture_output=True, text=True, check=False)
-    _check(link, run.returncode, run.stderr)
+    own = work / target.name
+    _run([compiler.path, *_COMMON, *_ISA[isa], abi, *includes, "-fPIC", "-c", str(source), "-o", str(own)])
+    os.rename(own, target)
 
 
-def _check(command: list[str], code: int, errors: str) -> None:
-    if code:
+def _run(command: list[str]) -> None:
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
         raise LockstepError(
-            f"The kernels could not be built: {' '.join(command[:1] + command[-3:])} ended with {code}.\n"
-            f"{errors[-2000:]}\n"
+            f"The kernels could not be built: {' '.join(command[:1] + command[-3:])} ended with {run.returncode}.\n"
+            f"{run.stderr[-2000:]}\n"
             f"A C++20 compiler is needed (g++ 11 or newer); or {_FAST}"
         )
 
