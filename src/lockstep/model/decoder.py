@@ -41,14 +41,16 @@ class Decoder(nn.Module):
         batch: Packed | Paged,
         cache: list[KVPages] | None = None,
         dtype: torch.dtype = torch.bfloat16,
+        rope: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """tokens int [T] -> hidden [T, D] in dtype, after the final norm.
 
         With a Packed batch sequences are whole. With a Paged one `cache` holds a KVPages per layer: the new
         keys and values are written into it, then each row attends to its sequence's pages.
+        rope: what `rope_tables` gives for the batch, where the caller keeps it (a captured graph's input).
         """
         x = ops.embedding(tokens, self.embed.weight, dtype, self.config.embedding_scale).float()
-        full, sliding = self.rope_tables(batch.positions)
+        full, sliding = rope or self.rope_tables(batch)
         for i, block in enumerate(self.layers):
             table = sliding if self.config.slides(i) else full
             x = block(ops, x, batch, table, None if cache is None else cache[i], dtype)
@@ -64,14 +66,12 @@ class Decoder(nn.Module):
         """The output projection [V, D]: the embedding where the two are tied."""
         return self.embed.weight if self.output is None else self.output.weight
 
-    def rope_tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables of full and of sliding layers, with a row for each of these positions."""
+    def rope_tables(self, batch: Packed | Paged) -> tuple[Tensor, Tensor]:
+        """The tables of full and of sliding layers, with a row for each position of the batch."""
         full, sliding = self._tables
-        count = min(self.config.max_positions, 4096)
-        if self.config.max_positions > count:
-            count = max(count, int(positions.max()) + 1)
-        first = full.rows(count, positions.device)
-        return first, first if sliding is full else sliding.rows(count, positions.device)
+        count = min(self.config.max_positions, max(4096, batch.position_bound))
+        first = full.rows(count, batch.positions.device)
+        return first, first if sliding is full else sliding.rows(count, batch.positions.device)
 
     def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
         """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs."""

@@ -28,6 +28,8 @@ class RopeTable:
 
     def rows(self, count: int, device: torch.device) -> Tensor:
         """float32 [P, d / 2, 2] with P >= count; P grows by doubling up to max_positions."""
+        if device.type == "meta":
+            return torch.empty(count, len(self.frequencies), 2, device=device)
         table = self._table
         if table is None or table.shape[0] < count or table.device != device:
             length = max(count, min(self.max_positions, max(2 * _BLOCK, 2 * (0 if table is None else len(table)))))

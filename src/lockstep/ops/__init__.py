@@ -1,8 +1,20 @@
 """The operators under the bit contract: kernels, plain references, and the batch layouts they share."""
 
+from lockstep.ops import raw
 from lockstep.ops.adamw import AdamWFactors
 from lockstep.ops.attention import check_head_dim
 from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
 from lockstep.ops.operators import Numerics, Operators, operators
 
-__all__ = ["PAGE", "AdamWFactors", "KVPages", "Numerics", "Operators", "Packed", "Paged", "check_head_dim", "operators"]
+__all__ = [
+    "PAGE",
+    "AdamWFactors",
+    "KVPages",
+    "Numerics",
+    "Operators",
+    "Packed",
+    "Paged",
+    "check_head_dim",
+    "operators",
+    "raw",
+]

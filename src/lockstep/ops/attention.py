@@ -17,14 +17,17 @@ from lockstep.ops.batch import KVPages, Packed, Paged
 from lockstep.ops.linear import refuse_gradient
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None, softcap: float = 0.0
+) -> Tensor:
     """q [T, Hq, d] over k [T, Hkv, d] and v [T, Hkv, e] of the same packed sequences -> [T, Hq, e].
 
-    window: a query sees the last `window` keys, itself included. d and e must be multiples of 16 (LockstepError).
+    window: a query sees the last `window` keys, itself included. softcap: scores become softcap * tanh(score /
+    softcap), 0: they do not (Gemma 2, arXiv 2408.00118). d and e must be multiples of 16 (LockstepError).
     """
     check_head_dim(q.shape[-1])
     check_head_dim(v.shape[-1])
-    out: Tensor = _Attention.apply(q, k, v, batch, scale, window or 0)
+    out: Tensor = _Attention.apply(q, k, v, batch, scale, window or 0, softcap)
     return out
 
 
@@ -36,12 +39,14 @@ def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
     torch.ops.lockstep.write_kv(k.contiguous(), v.contiguous(), pages.k, pages.v, table, starts, positions)
 
 
-def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
+def paged_attention(
+    q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None, softcap: float = 0.0
+) -> Tensor:
     """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, e]; without gradient."""
     check_head_dim(q.shape[-1])
     refuse_gradient("paged attention", q)
     out: Tensor = torch.ops.lockstep.attention_paged(
-        q.contiguous(), pages.k, pages.v, batch.page_table, batch.starts, batch.positions, scale, window or 0
+        q.contiguous(), pages.k, pages.v, batch.page_table, batch.starts, batch.positions, scale, window or 0, softcap
     )
     return out
 
@@ -58,16 +63,18 @@ def check_head_dim(head_dim: int) -> None:
 
 class _Attention(Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int, softcap: float
+    ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out, lse = torch.ops.lockstep.attention_packed(q, k, v, batch.starts, batch.positions, scale, window)
+        out, lse = torch.ops.lockstep.attention_packed(q, k, v, batch.starts, batch.positions, scale, window, softcap)
         ctx.save_for_backward(q, k, v, out, lse, batch.starts, batch.positions)
-        ctx.scale, ctx.window = scale, window
+        ctx.scale, ctx.window, ctx.softcap = scale, window, softcap
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dq, dk, dv = torch.ops.lockstep.attention_backward(grad, *saved, ctx.scale, ctx.window)
-        return dq, dk, dv, None, None, None
+        dq, dk, dv = torch.ops.lockstep.attention_backward(grad, *saved, ctx.scale, ctx.window, ctx.softcap)
+        return dq, dk, dv, None, None, None, None

@@ -26,6 +26,11 @@ class Packed:
     positions: Tensor
     starts: Tensor
 
+    @property
+    def position_bound(self) -> int:
+        """No position reaches this: known from shapes, without a look at the numbers."""
+        return self.positions.shape[0]
+
     @staticmethod
     def of(lengths: list[int]) -> Packed:
         """The batch of sequences of these lengths (each at least 1)."""
@@ -47,6 +52,11 @@ class Paged:
     positions: Tensor
     starts: Tensor
     page_table: Tensor
+
+    @property
+    def position_bound(self) -> int:
+        """No position reaches this: known from shapes, without a look at the numbers."""
+        return self.page_table.shape[1] * PAGE
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import torch
@@ -15,15 +16,21 @@ def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float =
     return rows
 
 
+def _rounded(scale: float, dtype: torch.dtype) -> float:
+    """scale rounded to float32 or bfloat16, without a tensor: it is known while a graph is captured."""
+    bits = struct.unpack("<I", struct.pack("<f", scale))[0]
+    if dtype == torch.bfloat16:  # to nearest, ties to even
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
+
+
 class _Embedding(Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-        rounded = torch.tensor(scale, dtype=dtype)
         tokens = tokens.to(torch.int64).contiguous()
         ctx.save_for_backward(tokens)
-        ctx.vocabulary, ctx.scale, ctx.weight_dtype = weight.shape[0], float(rounded), weight.dtype
-        rows = weight.detach()[tokens].to(dtype)
-        return rows if scale == 1.0 else rows * rounded
+        ctx.vocabulary, ctx.scale, ctx.weight_dtype = weight.shape[0], _rounded(scale, dtype), weight.dtype
+        return torch.ops.lockstep.embedding(tokens, weight.detach().contiguous(), dtype, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

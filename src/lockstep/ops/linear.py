@@ -49,9 +49,10 @@ def input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
 def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`."""
     panels = torch.ops.lockstep.pack_rows(x, x.dtype)
-    dw = torch.empty(dy.shape[1], x.shape[1], dtype=torch.float32) if out is None else out
-    torch.ops.lockstep.gemm_transposed(dy, panels, dw, out is not None)
-    return dw
+    if out is None:
+        return torch.ops.lockstep.gemm_transposed(dy, panels, x.shape[1])
+    torch.ops.lockstep.gemm_transposed_add(dy, panels, out)
+    return out
 
 
 def refuse_gradient(what: str, x: Tensor) -> None:

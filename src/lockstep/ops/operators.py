@@ -45,17 +45,18 @@ class Operators:
     embedding: Callable[..., Tensor]
     """(tokens [T], weight [V, D], dtype, scale=1.0) -> [T, D] in dtype; scale is rounded to dtype first"""
     attention: Callable[..., Tensor]
-    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, e], batch: Packed, scale, window=None) -> [T, Hq, e], causal"""
+    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, e], batch: Packed, scale, window=None, softcap=0.0) -> [T, Hq, e], causal"""
     write_kv: Callable[..., None]
     """(k [T, Hkv, d], v [T, Hkv, e], pages: KVPages, batch: Paged): put new keys and values in their pages"""
     paged_attention: Callable[..., Tensor]
-    """(q [T, Hq, d], pages: KVPages, batch: Paged, scale, window=None) -> [T, Hq, e], causal"""
+    """(q [T, Hq, d], pages: KVPages, batch: Paged, scale, window=None, softcap=0.0) -> [T, Hq, e], causal"""
     log_softmax: Callable[..., Tensor]
     """(logits float32 [T, V]) -> float32 [T, V]"""
     select_logprobs: Callable[..., Tensor]
     """(logits float32 [T, V], tokens [T]) -> float32 [T]: the bits of log_softmax's entry"""
-    linear_cross_entropy: Callable[..., tuple[Tensor, Tensor]]
-    """(hidden [T, D], weight [V, D], targets int64 [T], token_weights float32 [T], z_loss=0.0) -> (loss, logprobs)
+    linear_cross_entropy: Callable[..., tuple[Tensor, ...]]
+    """(hidden [T, D], weight [V, D], targets int64 [T], token_weights float32 [T], z_loss=0.0, softcap=0.0,
+    entropy=False) -> (loss, logprobs), with entropy (loss, logprobs, entropies float32 [T], detached)
 
     loss = sum over rows with target >= 0 of token_weights * (-logprob + z_loss * log_z ** 2), a float32 scalar;
     logprobs float32 [T] (detached), the bits of select_logprobs on the same logits."""
@@ -67,14 +68,16 @@ class Operators:
     """(blocks uint8, name of a ggml format, out): fill out, float32 or bfloat16; the same bits in both modes"""
 
 
-def operators(numerics: Numerics = "bitwise") -> Operators:
+def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators:
     """The operators under a numerics mode: `bitwise` runs the contract kernels, `fast` plain PyTorch.
 
-    The kernels are built on first use (`ops.build`); LockstepError says so when there is no compiler.
+    The kernels are built on first use (`ops.build`); LockstepError says so when there is no compiler. With kernels
+    False nothing is built: the contract operators then take meta and fake tensors only (a dry run, a capture).
     """
     if numerics == "fast":
         return _PLAIN
-    build.load()
+    if kernels:
+        build.load()
     return _CONTRACT
 
 

@@ -55,13 +55,15 @@ def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float =
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=dtype)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None, softcap: float) -> Tensor:
     """One sequence: q [n, Hq, d] at positions first.., k and v [m, Hkv, d] at positions 0..m-1."""
     rows = torch.arange(first, first + q.shape[0])[:, None]
     keys = torch.arange(k.shape[0])[None, :]
     visible = keys <= rows
     if window is not None:
         visible &= rows - keys < window
+    if softcap:
+        return _attend_capped(q, k, v, visible, scale, softcap)
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None],
         attn_mask=visible, scale=scale, enable_gqa=True,
@@ -69,9 +71,21 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: i
     return out[0].transpose(0, 1)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None) -> Tensor:
+def _attend_capped(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float) -> Tensor:
+    """`_attend` where the scores go through a soft cap, which PyTorch's attention does not have."""
+    per = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(per, 1), v.repeat_interleave(per, 1)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = torch.einsum("qhd,khd->hqk", q.to(wide), k.to(wide)) * scale
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~visible, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.to(wide)).to(q.dtype)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None, softcap: float = 0.0
+) -> Tensor:
     ends = batch.starts.tolist()
-    parts = [_attend(q[a:b], k[a:b], v[a:b], 0, scale, window) for a, b in pairwise(ends)]
+    parts = [_attend(q[a:b], k[a:b], v[a:b], 0, scale, window, softcap) for a, b in pairwise(ends)]
     return torch.cat(parts)
 
 
@@ -88,7 +102,9 @@ def _slots(batch: Paged) -> tuple[Tensor, Tensor]:
     return batch.page_table[sequence, positions // PAGE].long(), positions % PAGE
 
 
-def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None) -> Tensor:
+def paged_attention(
+    q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None, softcap: float = 0.0
+) -> Tensor:
     ends = batch.starts.tolist()
     parts = []
     for s, (a, b) in enumerate(pairwise(ends)):
@@ -96,7 +112,7 @@ def paged_attention(q: Tensor, pages: KVPages, batch: Paged, scale: float, windo
         table = batch.page_table[s, : last // PAGE + 1].long()
         k = pages.k[table].permute(0, 3, 1, 2).flatten(0, 1)[: last + 1]
         v = pages.v[table].transpose(1, 2).flatten(0, 1)[: last + 1]
-        parts.append(_attend(q[a:b], k, v, first, scale, window))
+        parts.append(_attend(q[a:b], k, v, first, scale, window, softcap))
     return torch.cat(parts)
 
 
@@ -109,15 +125,21 @@ def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float = 0.0
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float = 0.0, softcap: float = 0.0,
+    entropy: bool = False,
+) -> tuple[Tensor, ...]:  # fmt: skip
     wide = torch.promote_types(hidden.dtype, torch.float32)
     logits = linear(hidden, weight).to(wide)
+    if softcap:
+        logits = softcap * torch.tanh(logits / softcap)
     log_z = torch.logsumexp(logits, dim=-1)
     kept = targets >= 0
     chosen = logits.gather(-1, targets.clamp(min=0).long()[:, None])[:, 0]
     loss = ((log_z - chosen + z_loss * log_z.square()) * token_weights)[kept].sum()
-    return loss, (chosen - log_z).detach()
+    logprobs = (chosen - log_z).detach()
+    if not entropy:
+        return loss, logprobs
+    return loss, logprobs, torch.special.entr(logits.detach().softmax(-1)).sum(-1)
 
 
 def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, f: AdamWFactors) -> None:

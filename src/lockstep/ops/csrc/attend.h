@@ -1,7 +1,8 @@
 // The inner loop of every attention kernel: a few query rows against one block of keys and values.
 //
 // Reduction order (the contract), for each query row, over its visible keys in ascending order:
-//   score = chain of fma over the head dimension of (q scale log2 e) with k, in float32;
+//   score = chain of fma over the head dimension of (q scale log2 e) with k, in float32; with a soft cap c, then
+//   c log2 e tanh(score / (c log2 e));
 //   per block: the running maximum m becomes max(m, nearest integer to the largest visible score): integral, so
 //   rescaling by 2^(m_old - m_new) is exact (rescale.h); p = 2^(score - m), exactly 0 where masked; the block's p are
 //   summed in four lane vectors, (v0 + v1) + (v2 + v3), then the tree of `sum`; the row sum is l 2^(m_old - m_new) +
@@ -51,9 +52,11 @@ void score_block(const Group& g, const float* q, int64_t dim, const T* k, float*
 }
 
 // Turn one row's scores into probabilities and update its maximum, sum and output scale.
-inline void softmax_row(Group& g, int64_t i, float* s, float* out, int64_t v_dim) {
+inline void softmax_row(Group& g, int64_t i, float* s, float* out, int64_t v_dim, float softcap = 0.0f) {
   const int64_t low = g.low[i], high = g.high[i];
   if (low >= high) return;
+  if (softcap > 0.0f)  // scores are to base 2, and so is the cap
+    for (int64_t j = low / 16 * 16; j < high; j += 16) capped(F16::load(s + j), softcap * LOG2E).store(s + j);
   for (int64_t j = 0; j < low; j++) s[j] = -INFINITY;
   for (int64_t j = high; j < BLOCK; j++) s[j] = -INFINITY;
   F16 v[4];

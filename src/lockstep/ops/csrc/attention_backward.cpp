@@ -34,11 +34,15 @@ void load_block(const T* x, int64_t row, int64_t count, int64_t dim, float* tran
     }
 }
 
-// p = 2^(score - lse) and ds = p (dp - delta) for one row; zero where the key is masked.
-void row_gradients(float* p, float* dp, float lse, float delta, int64_t low, int64_t high) {
+// p = 2^(score - lse) and ds = p (dp - delta) for one row; zero where the key is masked. With a soft cap (to base 2; 0:
+// none) score is the capped one, and ds goes on through its slope.
+void row_gradients(float* p, float* dp, float lse, float delta, float cap, int64_t low, int64_t high) {
   for (int64_t j = 0; j < BLOCK; j += 16) {
-    F16 e = exp2(F16::load(p + j) - F16::all(lse));
+    F16 score = F16::load(p + j);
+    if (cap > 0.0f) score = capped(score, cap);
+    F16 e = exp2(score - F16::all(lse));
     F16 d = e * (F16::load(dp + j) - F16::all(delta));
+    if (cap > 0.0f) d = d * capped_slope(score, cap);
     e.store(p + j);
     d.store(dp + j);
   }
@@ -57,7 +61,8 @@ void run_block(Scratch& w, const AttentionShape& a, int64_t first, int64_t rows,
     const int64_t position = (first + i) / per;
     const int64_t low = window ? std::clamp<int64_t>(position - window + 1 - base, 0, BLOCK) : 0;
     const int64_t high = std::clamp<int64_t>(position + 1 - base, 0, BLOCK);
-    row_gradients(w.p.data() + i * BLOCK, w.ds.data() + i * BLOCK, w.lse[first + i], w.delta[first + i], low, high);
+    row_gradients(w.p.data() + i * BLOCK, w.ds.data() + i * BLOCK, w.lse[first + i], w.delta[first + i],
+                  a.softcap * LOG2E, low, high);
   }
   multiply(BLOCK, rows, dim / 16, w.ds.data(), BLOCK, 1, w.k.data(), dim, 16, w.dq.data() + first * dim, dim);
   multiply(rows, BLOCK, dim / 16, w.ds.data(), 1, BLOCK, w.q.data() + first * dim, dim, 16, w.dk.data(), dim);

@@ -40,7 +40,8 @@ struct AttentionShape {
   const int32_t* starts;     // [sequences + 1]
   const int32_t* positions;  // [tokens]
   float scale;
-  int64_t window;  // 0: none
+  int64_t window;        // 0: none
+  float softcap = 0.0f;  // 0: none, else scores become softcap * tanh(score / softcap)
 };
 // Keys of block j of sequence s: page table[s * width + j]; k pages [kv_heads, dim, BLOCK], v pages [kv_heads, BLOCK, v_dim].
 template <typename T>
@@ -88,13 +89,46 @@ template <typename T>
 bool dequantize(int kind, const uint8_t* blocks, int64_t count, T* out);
 
 // --- vocabulary (vocabulary.cpp) ---
+// Rows of the weight, rounded to T; times scale (a value of T) unless that is 1.
+template <typename S, typename T>
+void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d);
 template <typename T>
-void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d);
+void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d,
+                        int64_t vocabulary);
 void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary);
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary);
-// d_logits = weight * ((1 + 2 z lse) softmax - onehot(target)); zero rows where target < 0.
+// - sum of p log p: the entropy of a row's distribution in nats.
+void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary);
+// logits = cap * tanh(logits / cap), in place.
+void softcap(float* logits, float cap, int64_t count);
+// d_logits = weight * ((1 + 2 z lse) softmax - onehot(target)), through the soft cap if there is one; zero rows where
+// target < 0.
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
-                            float z_loss, T* d_logits, int64_t rows, int64_t vocabulary);
+                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary);
+// y = x * scale, one product, rounded to O. In place with scale 1 nothing is done: x * 1 is x.
+template <typename T, typename O>
+void scaled(const T* x, float scale, O* y, int64_t count);
+
+// --- the head and its loss in one (cross_entropy.cpp) ---
+constexpr int64_t LOGITS_HELD = 1 << 23;  // at a time; rows are independent, so this changes no bit
+// Null where not asked for: entropies, d_hidden, d_weight.
+template <typename T>
+struct LinearCrossEntropy {
+  int64_t rows, width, vocabulary, step;  // step: rows whose logits are held at a time
+  const T* hidden;                        // [rows, width]
+  const int64_t* targets;                 // [rows], negative: ignored
+  const float* token_weights;             // [rows]
+  float z_loss, softcap;
+  float *loss, *logprobs, *entropies;  // [1], [rows], [rows]
+  T* d_hidden;                         // [rows, width]
+  float* d_weight;                     // [vocabulary, width]
+  // What it works in: the packed weight, [step, vocabulary] twice, [step], [rows], the weight and hidden packed by rows.
+  T* columns;
+  float *logits, *lse, *losses;
+  T *d_logits, *rows_of_weight, *rows_of_hidden;
+};
+template <typename T, typename S>
+void linear_cross_entropy(const LinearCrossEntropy<T>& c, const S* weight);
 
 }  // namespace lockstep

@@ -52,4 +52,11 @@ inline F16 tanh(F16 x) {
   return where_less(s, F16::all(0.01f), small, y);
 }
 
+// y = cap * tanh(x / cap), and its slope 1 - (y / cap)^2.
+inline F16 capped(F16 x, float cap) { return F16::all(cap) * tanh(x / F16::all(cap)); }
+inline F16 capped_slope(F16 y, float cap) {
+  const F16 share = y / F16::all(cap);
+  return F16::all(1.0f) - share * share;
+}
+
 }  // namespace lockstep

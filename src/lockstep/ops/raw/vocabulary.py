@@ -1,0 +1,81 @@
+"""Operators on the vocabulary: `csrc/vocabulary.cpp`, `csrc/cross_entropy.cpp`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lockstep.ops.raw.define import define, same
+from lockstep.ops.raw.linear import panels
+
+_CHUNK = 1 << 23
+"""Logits held at a time (float32: 32 MiB). Rows are independent, so this changes no bit."""
+
+
+@define("embedding(Tensor tokens, Tensor weight, ScalarType dtype, float scale) -> Tensor")
+def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """tokens int64 [T], weight [V, D] -> [T, D]: rows rounded to dtype, then times scale unless that is 1."""
+    return weight.new_empty(tokens.shape[0], weight.shape[1], dtype=dtype)
+
+
+@define("embedding_backward(Tensor dy, Tensor tokens, int vocabulary, float scale) -> Tensor")
+def embedding_backward(dy: Tensor, tokens: Tensor, vocabulary: int, scale: float) -> Tensor:
+    """dy [T, D], tokens int64 [T] -> float32 [V, D]."""
+    return dy.new_empty(vocabulary, dy.shape[1], dtype=torch.float32)
+
+
+@define("log_sum_exp(Tensor logits) -> Tensor")
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """float32 [T, V] -> float32 [T]."""
+    return logits.new_empty(logits.shape[0])
+
+
+@define("log_softmax(Tensor logits) -> Tensor")
+def log_softmax(logits: Tensor) -> Tensor:
+    """float32 [T, V] -> float32 [T, V]."""
+    return torch.empty_like(logits)
+
+
+@define(
+    "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor token_weights, float z_loss, "
+    "float softcap, bool entropy, bool hidden_gradient, bool weight_gradient) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float, softcap: float,
+    entropy: bool, hidden_gradient: bool, weight_gradient: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """loss float32 [], logprobs float32 [T], entropies float32 [T], d_hidden [T, D], d_weight float32 [V, D], and the
+    bytes it worked in, which nobody reads. A result that is not asked for has no element."""
+    same("weight's width", weight.shape[1], hidden.shape[1])
+    same("targets", tuple(targets.shape), (hidden.shape[0],))
+    rows = hidden.shape[0]
+    bytes_ = workspace(rows, hidden.shape[1], weight.shape[0], hidden.element_size(), hidden_gradient, weight_gradient)
+    return (
+        hidden.new_empty((), dtype=torch.float32),
+        hidden.new_empty(rows, dtype=torch.float32),
+        hidden.new_empty(rows if entropy else 0, dtype=torch.float32),
+        hidden.new_empty(hidden.shape if hidden_gradient else (0,)),
+        hidden.new_empty(weight.shape if weight_gradient else (0,), dtype=torch.float32),
+        hidden.new_empty(bytes_, dtype=torch.uint8),
+    )
+
+
+def workspace(rows: int, width: int, vocabulary: int, size: int, hidden_gradient: bool, weight_gradient: bool) -> int:
+    """Bytes that `linear_cross_entropy` works in (`csrc/bindings_vocabulary.h` cuts them in this order); size: of an
+    element of hidden."""
+    step = min(rows, max(16, _CHUNK // vocabulary))
+    parts = [panels(vocabulary) * 16 * width * size, 4 * step * vocabulary, 4 * step, 4 * rows]
+    if hidden_gradient or weight_gradient:
+        parts.append(size * step * vocabulary)
+    if hidden_gradient:
+        parts.append(panels(width) * 16 * vocabulary * size)
+    if weight_gradient:
+        parts.append(panels(width) * 16 * step * size)
+    return sum((part + 63) // 64 * 64 for part in parts)
+
+
+@define("scaled(Tensor x, Tensor scale, ScalarType dtype) -> Tensor")
+def scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """x times scale (float32 []), one product in float32 rounded to dtype. With scale 1 that is x: x * 1 = x."""
+    return torch.empty_like(x, dtype=dtype)
