@@ -9,7 +9,7 @@ def differing(a: Tensor, b: Tensor) -> int:
     assert a.shape == b.shape
     assert a.dtype == b.dtype
     size = a.element_size()
-    rows = lambda x: x.detach().contiguous().view(torch.uint8).reshape(-1, size)  # noqa: E731
+    rows = lambda x: x.detach().reshape(-1).contiguous().view(torch.uint8).reshape(-1, size)  # noqa: E731
     return int((rows(a) != rows(b)).any(dim=1).sum())
 
 

@@ -15,12 +15,12 @@ TARGETS = torch.arange(70) * 11 % 76 - 1  # -1 (ignored) to 74
 TABLE = randn(9, 300, 16, 2)
 
 
-def attention(window: int | None) -> Callable[..., Tensor]:
-    return lambda ops, q, k, v: ops.attention(q, k, v, BATCH, 0.3, window)
+def attention(window: int | None, softcap: float = 0.0) -> Callable[..., Tensor]:
+    return lambda ops, q, k, v: ops.attention(q, k, v, BATCH, 0.3, window, softcap)
 
 
-def cross_entropy(z_loss: float) -> Callable[..., Tensor]:
-    return lambda ops, x, w: ops.linear_cross_entropy(x, w, TARGETS, randn(8, 70).abs(), z_loss)[0]
+def cross_entropy(z_loss: float, softcap: float = 0.0) -> Callable[..., Tensor]:
+    return lambda ops, x, w: ops.linear_cross_entropy(x, w, TARGETS, randn(8, 70).abs(), z_loss, softcap)[0]
 
 
 CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
@@ -41,8 +41,10 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
     "attention, wide values": ([(200, 4, 16), (200, 1, 16), (200, 1, 48)], attention(40)),
     "attention window": ([(200, 6, 32), (200, 2, 32), (200, 2, 32)], attention(40)),
     "attention window 1": ([(200, 2, 16), (200, 2, 16), (200, 2, 16)], attention(1)),
+    "attention soft cap": ([(200, 4, 32), (200, 2, 32), (200, 2, 16)], attention(40, 0.7)),
     "cross entropy": ([(70, 40), (75, 40)], cross_entropy(0.0)),
     "cross entropy, z-loss": ([(70, 40), (75, 40)], cross_entropy(0.01)),
+    "cross entropy, soft cap": ([(70, 40), (75, 40)], cross_entropy(0.01, 5.0)),
 }
 
 
@@ -99,6 +101,56 @@ def test_logprobs_of_the_loss_are_the_selected_ones() -> None:
     assert torch.equal(chosen, ops.select_logprobs(logits, targets))
     assert torch.equal(chosen, ops.log_softmax(logits)[torch.arange(70), targets])
     assert torch.allclose(chosen, torch.log_softmax(logits.double(), -1)[torch.arange(70), targets].float(), atol=2e-6)
+
+
+def test_the_loss_does_not_depend_on_how_many_logits_are_held() -> None:
+    """130,000 columns: 64 rows at a time, then 16; a chunk goes on where the one before it ended."""
+    x, w = randn(0, 80, 16), randn(1, 130_000, 16)
+    targets, weights = torch.arange(80) * 11, randn(2, 80).abs()
+
+    def run(rows: slice, d_weight: bool) -> tuple[Tensor, ...]:
+        arguments = (x[rows], w, targets[rows], weights[rows], 0.1, 0.0, True, True, d_weight)
+        return torch.ops.lockstep.linear_cross_entropy(*arguments)  # type: ignore[no-any-return]
+
+    _, logprobs, entropies, d_x, d_w, _ = run(slice(0, 80), True)
+    for i in range(0, 80, 13):
+        _, logprob, entropy, d, _, _ = run(slice(i, i + 1), False)
+        assert torch.equal(logprobs[i : i + 1], logprob)
+        assert torch.equal(entropies[i : i + 1], entropy)
+        assert torch.equal(d_x[i : i + 1], d)
+    logits = x.double() @ w.double().T
+    kept = logits.softmax(-1) * (1 + 0.2 * torch.logsumexp(logits, -1, keepdim=True))
+    kept[torch.arange(80), targets] -= 1
+    right = (kept * weights[:, None]).T @ x.double()
+    assert (d_w.double() - right).abs().max() < 3e-6 * float(right.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_entropies(dtype: torch.dtype, softcap: float) -> None:
+    x, w = randn(0, 70, 40, dtype=dtype), randn(1, 75, 40, dtype=dtype)
+    weights = torch.ones(70)
+    _, _, ours = operators("bitwise").linear_cross_entropy(x, w, TARGETS, weights, 0.0, softcap, entropy=True)
+    oracle = operators("fast").linear_cross_entropy(
+        x.double(), w.double(), TARGETS, weights, 0.0, softcap, entropy=True
+    )[2]
+    assert ours.dtype == torch.float32
+    assert (ours.double() - oracle).abs().max() < 3e-6  # some thirty float32 roundings of values up to log 75
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_incoming_gradient_of_the_loss(scale: float, dtype: torch.dtype) -> None:
+    """1 is the identity, exactly; any other factor multiplies once, in float32; twice through the graph is the same."""
+    x, w = randn(0, 70, 40, dtype=dtype).requires_grad_(), randn(1, 75, 40).requires_grad_()
+    loss = operators("bitwise").linear_cross_entropy(x, w, TARGETS, torch.ones(70))[0]
+    ones = torch.ops.lockstep.linear_cross_entropy(
+        x.detach(), w.detach(), TARGETS, torch.ones(70), 0.0, 0.0, False, True, True
+    )[3:5]
+    for _ in range(2):
+        d_x, d_w = torch.autograd.grad(loss, (x, w), torch.tensor(scale), retain_graph=True)
+        assert torch.equal(d_x, (ones[0].float() * scale).to(dtype))
+        assert torch.equal(d_w, ones[1] * scale)
 
 
 def test_no_gradient_is_lost_in_silence() -> None:

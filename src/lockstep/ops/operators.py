@@ -45,7 +45,7 @@ class Operators:
     embedding: Callable[..., Tensor]
     """(tokens [T], weight [V, D], dtype, scale=1.0) -> [T, D] in dtype; scale is rounded to dtype first"""
     attention: Callable[..., Tensor]
-    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, e], batch: Packed, scale, window=None, softcap=0.0) -> [T, Hq, e], causal"""
+    """(q [T, Hq, d], k [T, Hkv, d], v [T, Hkv, e], batch: Packed, scale, window=None, softcap=0.0) -> [T, Hq, e]"""
     write_kv: Callable[..., None]
     """(k [T, Hkv, d], v [T, Hkv, e], pages: KVPages, batch: Paged): put new keys and values in their pages"""
     paged_attention: Callable[..., Tensor]

@@ -18,7 +18,7 @@ from lockstep.ops.raw.define import define, same
 def write_kv(
     k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, starts: Tensor, positions: Tensor
 ) -> None:
-    """k [T, kv heads, d], v [T, kv heads, e] into k_pages [pages, kv heads, d, 64], v_pages [pages, kv heads, 64, e]."""
+    """k [T, kv heads, d], v [T, kv heads, e] into pages [*, kv heads, d, 64] and [*, kv heads, 64, e]."""
     same("k_pages", tuple(k_pages.shape[1:3]), tuple(k.shape[1:]))
     same("v_pages", (v_pages.shape[1], v_pages.shape[3]), tuple(v.shape[1:]))
 

@@ -57,8 +57,8 @@ def _into(shapes: Shapes, results: int) -> Shapes:
 
     def run(*args: Any, **kwargs: Any) -> Results:
         outs = tuple(kwargs.pop(name) for name in names)
-        expected = shapes(*args, **kwargs)
-        for name, out, right in zip(names, outs, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        expected: Any = shapes(*args, **kwargs)
+        for name, out, right in zip(names, outs, (expected,) if results == 1 else expected, strict=True):
             same(name, (tuple(out.shape), out.dtype), (tuple(right.shape), right.dtype))
         return outs[0] if results == 1 else outs
 

@@ -1,0 +1,205 @@
+"""The raw operators: shapes on fake tensors, `.out` with the functional form's bytes, errors, capture, dry runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lockstep.config.model import ModelConfig
+from lockstep.model.decoder import Decoder
+from lockstep.model.init import random_decoder
+from lockstep.ops import PAGE, Packed, operators
+from tests.ops.compare import differing, randn
+
+operators("bitwise")
+RAW = torch.ops.lockstep
+BF16, F32 = torch.bfloat16, torch.float32
+BATCH = Packed.of([5, 4])
+
+
+def half(seed: int, *shape: int) -> Tensor:
+    return randn(seed, *shape, dtype=BF16)
+
+
+def packed(seed: int, k: int, n: int) -> Tensor:
+    return torch.ops.lockstep.pack_rows(half(seed, k, n), BF16)
+
+
+def attention_backward() -> tuple[Any, ...]:
+    q, k, v = half(0, 9, 4, 16), half(1, 9, 2, 16), half(2, 9, 2, 32)
+    out, lse = RAW.attention_packed(q, k, v, BATCH.starts, BATCH.positions, 0.3, 0, 0.0)
+    return half(3, 9, 4, 32), q, k, v, out, lse, BATCH.starts, BATCH.positions, 0.3, 0, 0.0
+
+
+def pages() -> tuple[Tensor, Tensor]:
+    return half(4, 3, 2, 16, PAGE), half(5, 3, 2, PAGE, 32)
+
+
+TABLE = torch.tensor([[2, 0], [1, 0]], dtype=torch.int32)
+CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "pack_columns": lambda: (randn(0, 20, 5), BF16),
+    "pack_rows": lambda: (randn(0, 5, 20), BF16),
+    "gemm": lambda: (half(0, 7, 5), packed(1, 5, 20), 20, half(2, 20), F32),
+    "gemm_transposed": lambda: (half(0, 5, 7), packed(1, 5, 20), 20),
+    "gemm_transposed_add": lambda: (half(0, 5, 7), packed(1, 5, 20), randn(2, 7, 20)),
+    "column_sums": lambda: (half(0, 7, 20),),
+    "write_kv": lambda: (half(0, 9, 2, 16), half(1, 9, 2, 32), *pages(), TABLE, BATCH.starts, BATCH.positions),
+    "attention_paged": lambda: (half(0, 9, 4, 16), *pages(), TABLE, BATCH.starts, BATCH.positions, 0.3, 3, 5.0),
+    "attention_packed": lambda: (
+        half(0, 9, 4, 16), half(1, 9, 2, 16), half(2, 9, 2, 32), BATCH.starts, BATCH.positions, 0.3, 3, 5.0,
+    ),
+    "attention_backward": attention_backward,
+    "rms_norm": lambda: (randn(0, 7, 3, 20), half(1, 20), 1e-5, 1.0),
+    "rms_norm_backward": lambda: (half(0, 7, 20), randn(1, 7, 20), half(2, 20), randn(3, 7), 1.0),
+    "rope": lambda: (half(0, 9, 2, 16), BATCH.positions, randn(1, 5, 8, 2), -1.0),
+    "gated": lambda: (half(0, 7, 20), half(1, 7, 20), 0),
+    "gated_backward": lambda: (half(0, 7, 20), half(1, 7, 20), half(2, 7, 20), 1),
+    "embedding": lambda: (torch.tensor([3, 0, 3]), randn(0, 5, 20), BF16, 1.5),
+    "embedding_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 5, 1.5),
+    "log_sum_exp": lambda: (randn(0, 7, 20),),
+    "log_softmax": lambda: (randn(0, 7, 20),),
+    "linear_cross_entropy": lambda: (
+        half(0, 3, 20), randn(1, 50, 20), torch.tensor([-1, 49, 3]), randn(2, 3), 0.1, 5.0, True, True, True,
+    ),
+    "scaled": lambda: (randn(0, 7, 20), torch.tensor(0.3), BF16),
+    "adamw": lambda: (randn(0, 9), randn(1, 9), randn(2, 9), randn(3, 9).abs(), *[0.5] * 9),
+    "square_sums": lambda: (randn(0, 70_000),),
+    "dequantize": lambda: (torch.zeros(68, dtype=torch.uint8), 8, 34, 32, randn(0, 64)),
+}  # fmt: skip
+IN_PLACE = {"gemm_transposed_add", "write_kv", "adamw", "dequantize"}
+SCRATCH = {"linear_cross_entropy": 5}
+"""The result whose bytes mean nothing: what the operator worked in."""
+
+
+def names() -> set[str]:
+    return {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("lockstep::")}
+
+
+def results(outputs: Any) -> list[Tensor]:
+    return list(outputs) if isinstance(outputs, tuple) else [outputs]
+
+
+def test_every_operator_has_a_case() -> None:
+    functional = {name for name in names() if "." not in name}
+    assert functional == set(CASES)
+    assert {name for name in names() if "." in name} == {f"{name}.out" for name in functional - IN_PLACE}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_schema_and_shapes(name: str) -> None:
+    """What is mutated and what aliases is as the schema says; fake results have the real ones' shapes and dtypes."""
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(getattr(RAW, name).default, CASES[name](), test_utils=checks)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - IN_PLACE))
+def test_out_gives_the_same_bytes(name: str) -> None:
+    operator = getattr(RAW, name)
+    expected = results(operator(*CASES[name]()))
+    outs = [torch.full_like(x, 77) for x in expected]
+    names = ["out"] if len(outs) == 1 else [f"out{i}" for i in range(len(outs))]
+    given = results(operator.out(*CASES[name](), **dict(zip(names, outs, strict=True))))
+    for i, (out, returned, right) in enumerate(zip(outs, given, expected, strict=True)):
+        assert out.data_ptr() == returned.data_ptr()
+        assert SCRATCH.get(name) == i or differing(out, right) == 0
+    wrong = [x.new_empty(*x.shape, 2) for x in expected]
+    for arguments in (CASES[name](), [x.to("meta") if isinstance(x, Tensor) else x for x in CASES[name]()]):
+        device = "meta" if any(isinstance(x, Tensor) and x.is_meta for x in arguments) else "cpu"
+        with pytest.raises((RuntimeError, ValueError), match=r"out0?: expected"):
+            operator.out(*arguments, **{n: x.to(device) for n, x in zip(names, wrong, strict=True)})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: RAW.gemm(randn(0, 7, 6), packed(1, 5, 20), 20, None, F32), r"product of \[7, 6\] with packed \[2, 5"),
+        (lambda: RAW.gemm(randn(0, 7, 5), packed(1, 5, 20), 20, None, F32), "expected Float, got BFloat16"),
+        (lambda: RAW.rope(half(0, 9, 2, 16), BATCH.positions, randn(1, 4, 8, 2), 1.0), "position 4 is not in the"),
+        (lambda: RAW.embedding(torch.tensor([5]), randn(0, 5, 20), BF16, 1.0), "token 5 is not in the vocabulary of 5"),
+        (lambda: RAW.gated(half(0, 7, 20), half(1, 7, 21), 0), r"up: expected \[7, 20\], got \[7, 21\]"),
+        (lambda: RAW.column_sums(half(0, 7, 20).T), "contiguous"),
+    ],
+)
+def test_errors_are_told(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        call()
+
+
+CONFIG = ModelConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16,
+    max_positions=32768, qk_norm=True, qkv_bias=True,
+)  # fmt: skip
+
+
+def gradients(decoder: Decoder, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]]:
+    """The loss and the gradient of every parameter as a function of tensors alone."""
+    ops = operators("bitwise", kernels=False)
+
+    def step(parameters: dict[str, Tensor], tokens: Tensor, batch: tuple[Tensor, Tensor], table: Tensor) -> Any:
+        def run(*_: Any) -> tuple[Tensor, Tensor]:
+            hidden = decoder(ops, tokens, Packed(*batch), dtype=dtype, rope=(table, table))
+            weights = torch.ones_like(tokens, dtype=torch.float32)
+            loss, logprobs = ops.linear_cross_entropy(hidden, decoder.head_weight, tokens, weights)
+            return loss, logprobs
+
+        with torch.nn.utils.stateless._reparametrize_module(decoder, parameters):
+            loss, logprobs = run()
+            return loss, logprobs, *torch.autograd.grad(loss, list(parameters.values()))
+
+    return step
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_captured_step_gives_the_bytes_of_the_step(dtype: torch.dtype) -> None:
+    """Forward and backward of a decoder, captured on fake tensors, replayed on real ones."""
+    decoder = random_decoder(CONFIG, 0)
+    parameters, tokens = dict(decoder.named_parameters()), torch.arange(9) * 7 % 64
+    batch = (BATCH.positions, BATCH.starts)
+    table = decoder.rope_tables(BATCH)[0]
+    step = gradients(decoder, dtype)
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(p).requires_grad_() for name, p in parameters.items()}
+        inputs = (fake, mode.from_tensor(tokens), tuple(map(mode.from_tensor, batch)), mode.from_tensor(table))
+        graph = make_fx(step)(*inputs)
+    called = {str(node.target) for node in graph.graph.nodes}
+    assert "lockstep.attention_backward.default" in called
+    assert "lockstep.linear_cross_entropy.default" in called
+    expected = step(parameters, tokens, batch, table)
+    replayed = graph(parameters, tokens, batch, table)
+    assert [differing(a, b) for a, b in zip(replayed, expected, strict=True)] == [0] * len(expected)
+
+
+DRY_RUN = """
+import torch
+from lockstep.config.model import ModelConfig
+from lockstep.model.decoder import Decoder
+from lockstep.ops import Packed, operators
+config = ModelConfig(vocab_size=128_256, hidden_size=8192, intermediate_size=28672, num_layers=2, num_heads=64,
+                     num_kv_heads=8, max_positions=131072)
+decoder, ops = Decoder(config), operators("bitwise", kernels=False)
+tokens = torch.empty(8192, dtype=torch.int64, device="meta")
+batch = Packed(*(x.to("meta") for x in (torch.empty(8192, dtype=torch.int32), torch.empty(3, dtype=torch.int32))))
+hidden = decoder(ops, tokens, batch)
+loss, _ = ops.linear_cross_entropy(hidden, decoder.head_weight, tokens, torch.empty(8192, device="meta"))
+loss.backward()
+assert all(p.grad.shape == p.shape and p.grad.is_meta for p in decoder.parameters())
+print(hidden.shape, hidden.dtype, loss.device)
+"""
+
+
+def test_a_dry_run_needs_neither_compiler_nor_memory(tmp_path: Path) -> None:
+    """Two layers of a 70B model, 8192 tokens, forward and backward on meta tensors."""
+    environment = {**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", DRY_RUN], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "torch.Size([8192, 8192]) torch.bfloat16 meta"
