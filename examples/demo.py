@@ -94,7 +94,7 @@ def server(model: Path) -> Iterator[str]:
 
 def ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+        with urllib.request.urlopen(f"{url}/ready", timeout=2) as response:
             return response.status == 200
     except (urllib.error.URLError, OSError):
         return False

@@ -15,9 +15,12 @@ from lockstep.bench.serving import SIDES, Load, Server, Side, ask, compare
 from lockstep.bench.serving.compare import Sizes
 from lockstep.bench.serving.gguf_copy import copy_as_f16
 from lockstep.errors import LockstepError
+from tests.serve.conftest import saved
 
 TINY = Side(
-    "lockstep", (sys.executable, "-m", "tests.serve.tiny", "port={port}"), body={"ignore_eos": True, "model": "tiny"}
+    "lockstep",
+    (sys.executable, "-m", "lockstep", "serve", saved(), "--model-name", "tiny", "--port", "{port}"),
+    body={"ignore_eos": True, "model": "tiny"},
 )
 OTHER = Side("other", TINY.command, body=TINY.body)
 
@@ -82,7 +85,7 @@ def test_the_numbers_of_a_load() -> None:
 def test_a_copied_gguf_has_the_same_weights_in_float16(tmp_path: Path) -> None:
     """pytest -m slow tests/bench/test_serving.py"""
     import lockstep
-    from lockstep.model.load import resolve
+    from lockstep.model.loading import resolve
 
     copy_as_f16(Path(resolve("smollm2-135m")), tmp_path / "a.gguf")
     ours, theirs = (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 
 import pytest
 import torch
@@ -32,15 +34,25 @@ def first_url(process: subprocess.Popen[str]) -> str:
     raise AssertionError(f"the server ended and said {said}")
 
 
+@cache
+def saved() -> str:
+    """The tiny model as a directory, for as long as the tests run."""
+    directory = tempfile.TemporaryDirectory(prefix="lockstep-tiny-")
+    atexit.register(directory.cleanup)
+    tiny_model().save(f"{directory.name}/tiny")
+    return f"{directory.name}/tiny"
+
+
 @contextmanager
 def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server process of its own: (its URL, the process)."""
-    arguments = [f"{key}={value}" for key, value in {"port": 0, "kv_memory": "64MiB", **settings}.items()]
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    """A server of its own, whose engine checks its pages after every step: (its URL, the process)."""
+    settings = {"kv_memory": "64MiB", **settings}
+    command = [sys.executable, "-m", "lockstep", "serve", saved(), "--model-name", "tiny", "--port", "0"]
+    command += [argument for key, value in settings.items() for argument in ("--set", f"serve.{key}={value}")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.serve.tiny", *arguments], stdout=subprocess.PIPE, text=True, env=environment
-    )
+        [*command, "--log-level", "debug"], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     try:
         yield first_url(process), process
     finally:

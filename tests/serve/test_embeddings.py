@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lockstep.errors import LockstepError
 from lockstep.ops import Packed
 from lockstep.serve import embed
-from lockstep.serve.embedding import batches
+from lockstep.serve.api.embeddings import batches
 
 TEXTS = ["the quick brown fox", "x", "Grüße aus Köln " * 9, "def f(x):", "the lazy dog " * 30]
 

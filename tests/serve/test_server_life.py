@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.serve.api import bind
+from lockstep.serve.port import bind
 from tests.serve.conftest import server
 from tests.serve.tiny import tiny_model
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
+
+
+def engine_of(process: subprocess.Popen[str]) -> int:
+    """The id of the engine's process, a child of the server's."""
+    (child,) = (
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and f"\nPPid:\t{process.pid}\n" in (entry / "status").read_text()
+    )
+    return child
 
 
 def gauge(url: str, name: str, **headers: str) -> float:
@@ -186,6 +198,68 @@ def test_sigterm_ends_within_its_limit():
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 0
         reader.join(5)
+
+
+def test_a_killed_engine_fails_what_it_ran_and_is_started_again(tmp_path):
+    """kill -9: errors within 5 s, health stays up, /ready tells, and new weights are still the ones served."""
+    other = tiny_model()
+    other.decoder.norm.weight.data *= 1.5
+    other.save(tmp_path / "other")
+    asked = {"model": "tiny", "prompt": [5] * 130, "max_tokens": 8, "seed": 1, "logprobs": 0, "return_token_ids": True}
+    with server(weight_updates="true") as (url, process):
+        httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / "other")}).raise_for_status()
+        before = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"]
+        said: list[object] = []
+
+        def whole():
+            said.append(httpx.post(f"{url}/v1/completions", json={**LONG, "n": 4}, timeout=60))
+
+        def stream():
+            with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "n": 4, "stream": True}) as answer:
+                said.append("".join(answer.iter_text()))
+
+        threads = [threading.Thread(target=ask) for ask in (whole, stream)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 8)
+        killed, begun = engine_of(process), time.monotonic()
+        os.kill(killed, signal.SIGKILL)
+        for thread in threads:
+            thread.join(10)
+        assert time.monotonic() - begun < 5
+        answer = next(one for one in said if isinstance(one, httpx.Response))
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert "killed by SIGKILL" in answer.json()["error"]["message"]
+        events = next(one for one in said if isinstance(one, str)).split("\n\n")
+        assert "killed by SIGKILL" in events[-3]
+        assert events[-2] == "data: [DONE]"
+        ready = httpx.get(f"{url}/ready")
+        assert ready.status_code == 503
+        assert "started again" in ready.json()["reason"]
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 503
+        wait_for(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
+        assert engine_of(process) != killed
+        assert httpx.post(f"{url}/v1/completions", json=asked).json()["choices"] == before
+        assert gauge(url, "lockstep:engine_starts_total") == 2
+
+
+def test_an_engine_ends_with_its_server():
+    with server() as (_, process):
+        engine = engine_of(process)
+        process.kill()
+        wait_for(
+            lambda: not Path(f"/proc/{engine}/cmdline").exists() or not Path(f"/proc/{engine}/cmdline").read_bytes()
+        )
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
+    command = [sys.executable, "-m", "lockstep", "serve", str(tmp_path / "nothing"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "nothing" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded():

@@ -15,7 +15,8 @@ from lockstep.serve.api.token_text import TokenTexts
 
 
 def service(tokenizer) -> Service:
-    return Service("tiny", ServeConfig(), tokenizer, SimpleNamespace(), SimpleNamespace(), TokenTexts(tokenizer))
+    engine = SimpleNamespace(loaded=SimpleNamespace(tokenizer=tokenizer))
+    return Service("tiny", ServeConfig(), engine, SimpleNamespace())
 
 
 @pytest.mark.parametrize(

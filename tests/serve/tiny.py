@@ -1,16 +1,10 @@
-"""A tiny random model. As a program it is served: `python -m tests.serve.tiny KEY=VALUE ...`."""
+"""A tiny random model."""
 
 from __future__ import annotations
 
-import logging
-import sys
-
 import torch
 
-from lockstep.config.check import check
 from lockstep.config.model import ModelConfig
-from lockstep.config.serve import ServeConfig, byte_count
-from lockstep.config.strict_yaml import parse_scalar
 from lockstep.model.init import random_decoder
 from lockstep.model.model import Model
 from lockstep.model.tokenizer import train_bpe
@@ -39,18 +33,3 @@ def tiny_model(dtype: torch.dtype = torch.bfloat16, **changes: object) -> Model:
 def page_bytes(model: Model) -> int:
     config = model.config
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * 64 * model.dtype.itemsize
-
-
-if __name__ == "__main__":
-    from lockstep.serve import Engine
-    from lockstep.serve.api import bind, serve
-
-    logging.basicConfig(level="INFO")
-    torch.set_num_threads(1)
-    settings = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    config = check(ServeConfig, {key: parse_scalar(value) for key, value in settings.items()}, "arguments")
-    engine = Engine(
-        tiny_model(), kv_memory=byte_count(config.kv_memory), max_batch_tokens=config.max_batch_tokens,
-        max_queue=config.max_queue, drafts=config.drafts, debug=True,
-    )  # fmt: skip
-    serve(engine, "tiny", config, bind(config.host, config.port))

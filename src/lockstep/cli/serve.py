@@ -8,11 +8,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from lockstep.cli.imports import heavy_imports
 from lockstep.cli.options import Dtype, Numerics
 from lockstep.config import load_config
 from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.errors import LockstepError
+
+LogLevel = Annotated[
+    Literal["warning", "info", "debug"],
+    typer.Option(help="info: a line per request; debug: the engine also checks its pages after every step."),
+]
 
 
 def serve(
@@ -27,7 +31,7 @@ def serve(
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values.  [default: 1GiB]")] = None,
     dtype: Dtype = "bfloat16",
     numerics: Numerics = "bitwise",
-    log_level: Annotated[Literal["warning", "info", "debug"], typer.Option(help="info: a line per request.")] = "info",
+    log_level: LogLevel = "info",
 ) -> None:
     """Serve a model over HTTP with OpenAI's interface."""
     given = {
@@ -44,28 +48,20 @@ def serve(
     _run(source, whole.serve, dtype, numerics, log_level)
 
 
-def _run(source: str, config: ServeConfig, dtype: str, numerics: Literal["bitwise", "fast"], log_level: str) -> None:
-    with heavy_imports():
-        from lockstep.serve.api.server import bind
-
+def _run(source: str, config: ServeConfig, dtype: Dtype, numerics: Numerics, log_level: LogLevel) -> None:
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
-    from lockstep.model import load
-    from lockstep.serve import Engine
-    from lockstep.serve.api import serve as run_server
+    from lockstep.serve.launch import launch
+    from lockstep.serve.port import bind
+    from lockstep.serve.wire import EngineSpec
 
-    draft = config.draft_model
-    try:
-        engine = Engine(
-            load(source, dtype=dtype, numerics=numerics),
-            kv_memory=byte_count(config.kv_memory),
-            max_batch_tokens=config.max_batch_tokens,
-            max_running=config.max_running,
-            max_queue=config.max_queue,
-            prefix_cache=config.prefix_cache,
-            drafts=config.drafts,
-            draft_model=None if draft is None else load(draft, dtype=dtype, numerics=numerics),
-        )
-        run_server(engine, config.model_name or source, config, bound)
-    finally:
-        bound.close()
+    bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
+    launched = launch()  # it imports PyTorch while this process reads the rest
+    from lockstep.serve.api import serve as run_server
+    from lockstep.serve.supervisor import Supervisor
+
+    spec = EngineSpec(
+        source, dtype, numerics, byte_count(config.kv_memory), config.max_batch_tokens, config.max_running,
+        config.max_queue, config.prefix_cache, config.drafts, config.draft_model, log_level,
+    )  # fmt: skip
+    with bound:
+        run_server(Supervisor(spec, launched), config.model_name or source, config, bound)

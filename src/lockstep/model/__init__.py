@@ -1,10 +1,29 @@
 """One decoder for every family, its weights in and out, its tokenizer."""
 
-from lockstep.model.decoder import Decoder
-from lockstep.model.families import FAMILIES
-from lockstep.model.init import random_decoder
-from lockstep.model.load import load
-from lockstep.model.model import Model
-from lockstep.model.tokenizer import Tokenizer, train_bpe
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.model.decoder import Decoder as Decoder
+    from lockstep.model.families import FAMILIES as FAMILIES
+    from lockstep.model.init import random_decoder as random_decoder
+    from lockstep.model.loading import load as load
+    from lockstep.model.model import Model as Model
+    from lockstep.model.tokenizer import Tokenizer as Tokenizer
+    from lockstep.model.tokenizer import train_bpe as train_bpe
+
+_FILES = {
+    "FAMILIES": "families", "Decoder": "decoder", "Model": "model", "Tokenizer": "tokenizer", "load": "loading",
+    "random_decoder": "init", "train_bpe": "tokenizer",
+}  # fmt: skip
+"""Where each public name lives. It is imported when asked for: a tokenizer has no use for torch."""
 
 __all__ = ["FAMILIES", "Decoder", "Model", "Tokenizer", "load", "random_decoder", "train_bpe"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module 'lockstep.model' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"lockstep.model.{_FILES[name]}"), name)

@@ -2,16 +2,41 @@
 
 pool, radix, sequence, cache: which KV page belongs to whom (plain integers). scheduler: what is computed next,
 as a value. drafting, draft_model: guesses of what comes. runner: the forward pass. structured, sampler, drawing,
-text, scoring, stream: from logits to output. engine: all of it. embedding: vectors of texts. worker: the engine's
-thread. api/: the OpenAI-compatible server.
+text, scoring, stream: from logits to output. engine: all of it. embedding: vectors of texts. wire, child, launch,
+supervisor: the engine in a process of its own. api/: the OpenAI-compatible server, with a web page.
 """
 
-from lockstep.serve.embedding import embed
-from lockstep.serve.engine import Engine, PromptTooLong, QueueFull, Stats
-from lockstep.serve.params import Completion, Output, SamplingParams, TokenScore
-from lockstep.serve.structured import StructuredOutputs
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.serve.embedding import embed as embed
+    from lockstep.serve.engine import Engine as Engine
+    from lockstep.serve.params import Completion as Completion
+    from lockstep.serve.params import Output as Output
+    from lockstep.serve.params import SamplingParams as SamplingParams
+    from lockstep.serve.params import TokenScore as TokenScore
+    from lockstep.serve.state import PromptTooLong as PromptTooLong
+    from lockstep.serve.state import QueueFull as QueueFull
+    from lockstep.serve.state import Stats as Stats
+    from lockstep.serve.structured import StructuredOutputs as StructuredOutputs
+
+_FILES = {
+    "Completion": "params", "Engine": "engine", "Output": "params", "PromptTooLong": "state", "QueueFull": "state",
+    "SamplingParams": "params", "Stats": "state", "StructuredOutputs": "structured", "TokenScore": "params",
+    "embed": "embedding",
+}  # fmt: skip
+"""Where each public name lives. It is imported when asked for: the server's own process has no use for torch."""
 
 __all__ = [
     "Completion", "Engine", "Output", "PromptTooLong", "QueueFull", "SamplingParams", "Stats", "StructuredOutputs",
     "TokenScore", "embed",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module 'lockstep.serve' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"lockstep.serve.{_FILES[name]}"), name)

@@ -7,7 +7,7 @@ embedding has the same bytes whatever it was computed beside.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -41,18 +41,6 @@ def embed(model: Model, prompts: Sequence[Sequence[int]], pooling: Pooling = "me
     model.decoder.prepare(model.ops, model.dtype)
     hidden = model.decoder(model.ops, torch.cat(ids), Packed.of(lengths), dtype=model.dtype)
     return [_pooled(states.double().numpy(), pooling, unit) for states in hidden.split(lengths)]
-
-
-def batches(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Consecutive prompts that go through the model together: at most `most` tokens, or a single prompt."""
-    start = total = 0
-    for end, length in enumerate(lengths):
-        if end > start and total + length > most:
-            yield slice(start, end)
-            start, total = end, 0
-        total += length
-    if start < len(lengths):
-        yield slice(start, len(lengths))
 
 
 def _pooled(states: NDArray[np.float64], pooling: Pooling, unit: bool) -> Vector:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from lockstep.serve.sampler import draw_seed
 from lockstep.serve.scheduler import Scheduler
 from lockstep.serve.scoring import Reading, drawn_scores, readings, scores
 from lockstep.serve.sequence import Sequence
+from lockstep.serve.state import PromptTooLong, QueueFull, Stats
 from lockstep.serve.stream import OutputStream
 from lockstep.serve.structured import Guide, Guides
 from lockstep.serve.text import Decode
@@ -29,32 +30,6 @@ from lockstep.serve.weights import replace_weights
 
 if TYPE_CHECKING:
     from lockstep.model import Model
-
-
-class PromptTooLong(LockstepError):
-    """The request does not fit into the model's context, or into the KV pages."""
-
-
-class QueueFull(LockstepError):
-    """There are as many waiting requests as the engine accepts; try again later."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """A moment's state of the engine, for metrics."""
-
-    running: int
-    waiting: int
-    pages_total: int
-    pages_used: int
-    pages_cached: int
-    preemptions: int
-    steps: int
-    computed_tokens: int
-    """Tokens that went through the model, prompts and generated ones."""
-    guessed_tokens: int
-    """Of those, guesses."""
-    right_guesses: int
 
 
 class Engine:

@@ -70,7 +70,7 @@ def _cores() -> int:
 def _gguf(model: str, folder: Path) -> str:
     """The same weights as a float16 GGUF."""
     from lockstep.bench.serving.gguf_copy import copy_as_f16
-    from lockstep.model.load import resolve
+    from lockstep.model.loading import resolve
 
     source = resolve(model)
     if Path(source).suffix != ".gguf":

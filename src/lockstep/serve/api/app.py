@@ -26,22 +26,20 @@ from lockstep.serve.api.schema import (
     WeightsRequest,
 )
 from lockstep.serve.api.service import Service
-from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.api.weights import update
-from lockstep.serve.engine import Engine
-from lockstep.serve.worker import Worker
+from lockstep.serve.supervisor import Supervisor
 
 
-def create_app(engine: Engine, name: str, config: ServeConfig) -> FastAPI:
-    """The server of one engine as an ASGI application. Its lifespan starts and stops the engine's thread."""
-    tokenizer = engine.model.tokenizer
-    service = Service(name, config, tokenizer, Worker(engine), Metrics(engine, name), TokenTexts(tokenizer))
+def create_app(engine: Supervisor, name: str, config: ServeConfig) -> FastAPI:
+    """The server of one engine as an ASGI application. Its lifespan starts and stops the engine's process."""
+    service = Service(name, config, engine, Metrics(engine, name))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.worker.start()
+        running = asyncio.create_task(engine.run())
         yield
-        await service.worker.stop()
+        engine.stop()
+        await running
 
     # No /docs page: it would load scripts from elsewhere. /openapi.json has the schema.
     app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None, responses=errors.RESPONSES)
@@ -104,23 +102,19 @@ def _tokens(app: FastAPI, service: Service) -> None:
 def _status(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     async def health() -> Response:
-        """Live: 200 while the engine runs."""
-        return _state(service)
+        """Live: 200 while the server answers, whatever its engine does."""
+        return json_response({"status": "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
-        """Ready to take requests."""
-        return _state(service)
+        """200 when the engine can take requests, else 503 with the reason."""
+        if service.engine.ready:
+            return json_response({"status": "ok"})
+        return json_response({"status": "unavailable", "reason": service.engine.reason}, 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _state(service: Service) -> Response:
-    if service.worker.alive:
-        return json_response({"status": "ok"})
-    return json_response({"status": "failed", "reason": str(service.worker.failure)}, 503)
 
 
 def _card(service: Service) -> dict[str, object]:

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from lockstep.errors import LockstepError
 from lockstep.serve.api import schema
-from lockstep.serve.engine import PromptTooLong, QueueFull
-from lockstep.serve.worker import EngineFailed
+from lockstep.serve.state import PromptTooLong, QueueFull
+from lockstep.serve.supervisor import EngineFailed
 
 log = logging.getLogger("lockstep.serve")
 

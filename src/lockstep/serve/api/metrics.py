@@ -9,16 +9,19 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from lockstep.serve.engine import Engine
 from lockstep.serve.params import Output
+from lockstep.serve.state import Stats
+from lockstep.serve.supervisor import Supervisor
 
+_NOTHING = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+"""While there is no engine."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 class Metrics:
     """Counts what the server does. One registry per application, so that two can live in one process."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: Supervisor, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.")
@@ -78,15 +81,19 @@ class Watch:
 class _EngineState(Collector):
     """Gauges read from the engine at the moment they are asked for."""
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
+    def __init__(self, engine: Supervisor, model_name: str) -> None:
         self._engine, self._labels = engine, [model_name]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        stats = self._engine.stats()
+        stats = self._engine.stats or _NOTHING
         gauges = (
             ("vllm:num_requests_running", "Sequences in the batch.", stats.running),
             ("vllm:num_requests_waiting", "Sequences in the queue.", stats.waiting),
-            ("vllm:kv_cache_usage_perc", "Used part of the KV pages, 0 to 1.", stats.pages_used / stats.pages_total),
+            (
+                "vllm:kv_cache_usage_perc",
+                "Used part of the KV pages, 0 to 1.",
+                stats.pages_used / max(1, stats.pages_total),
+            ),
             ("lockstep:kv_pages_total", "KV pages.", stats.pages_total),
             ("lockstep:kv_pages_used", "KV pages that running sequences read.", stats.pages_used),
             ("lockstep:kv_pages_cached", "KV pages kept for prefixes to come.", stats.pages_cached),
@@ -95,6 +102,7 @@ class _EngineState(Collector):
             ("vllm:num_preemptions", "Sequences that lost their pages for a while.", stats.preemptions),
             ("vllm:spec_decode_num_draft_tokens", "Tokens guessed for speculative decoding.", stats.guessed_tokens),
             ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right.", stats.right_guesses),
+            ("lockstep:engine_starts", "How often the engine's process became ready.", self._engine.starts),
             ("lockstep:engine_steps", "Forward passes.", stats.steps),
             ("lockstep:computed_tokens", "Tokens that went through the model.", stats.computed_tokens),
         )

@@ -1,9 +1,9 @@
-"""From a port to a running server: bind first, load the model, serve until a signal, end in order."""
+"""The running server: up at once, ready when the engine is, until a signal; then it ends in order."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import sys
@@ -12,58 +12,43 @@ from collections.abc import Iterator
 import uvicorn
 
 from lockstep.config.serve import ServeConfig
-from lockstep.errors import LockstepError
 from lockstep.serve.api.app import create_app
-from lockstep.serve.engine import Engine
+from lockstep.serve.port import url
+from lockstep.serve.supervisor import Supervisor
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, before the model is loaded: a port in use is known at once, early clients wait."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise LockstepError(f"host {host!r} cannot be found: {error}. Give an address, such as 127.0.0.1.") from error
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-        bound.listen(1024)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            raise LockstepError(
-                f"port {port} on {host} is in use by another program: stop it, or choose another with --port "
-                "(0 takes a free one)."
-            ) from error
-        raise LockstepError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
-    return bound
+def serve(engine: Supervisor, name: str, config: ServeConfig, bound: socket.socket, log_level: str = "warning") -> None:
+    """Serve until SIGTERM or SIGINT; running requests then have `drain_seconds` to finish.
 
-
-def url(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def serve(engine: Engine, name: str, config: ServeConfig, bound: socket.socket, log_level: str = "warning") -> None:
-    """Serve until SIGTERM or SIGINT; running requests then have `drain_seconds` to finish."""
+    Raises LockstepError when the engine cannot be started because of what the user gave.
+    """
     app = create_app(engine, name, config)
     settings = uvicorn.Config(
         app, log_level=log_level, access_log=False, timeout_graceful_shutdown=config.drain_seconds, lifespan="on",
     )  # fmt: skip
-    _Server(settings, f"Lockstep serves {name} at {url(bound)}/v1").run(sockets=[bound])
+    _Server(settings, engine, f"Lockstep serves {name} at {url(bound)}/v1").run(sockets=[bound])
+    if engine.refusal is not None:
+        raise engine.refusal
 
 
 class _Server(uvicorn.Server):
-    """Says one line when it is ready, and ends with exit code 0 after a signal that it obeyed."""
+    """Says one line when the engine is ready, and ends with exit code 0 after a signal that it obeyed."""
 
-    def __init__(self, config: uvicorn.Config, ready: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Supervisor, ready: str) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._engine, self._ready = engine, ready
+        self._watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:
+        self._watch = asyncio.create_task(self._first_start())
+
+    async def _first_start(self) -> None:
+        await self._engine.first_start()
+        if self._engine.ready:
             print(self._ready, flush=True, file=sys.stdout)
+        else:
+            self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -19,28 +19,38 @@ from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.params import Output, SamplingParams
 from lockstep.serve.sampler import draw_seed
 from lockstep.serve.structured import StructuredOutputs
-from lockstep.serve.worker import EngineFailed, Request, Worker
+from lockstep.serve.supervisor import EngineFailed, Request, Supervisor
 
 log = logging.getLogger("lockstep.serve")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Service:
     """One served model."""
 
     name: str
     config: ServeConfig
-    tokenizer: Tokenizer
-    worker: Worker
+    engine: Supervisor
     metrics: Metrics
-    texts: TokenTexts
     created: int = field(default_factory=lambda: int(time.time()))
     embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a batch of embeddings is computed: the engine does one between two of its steps."""
+    _texts: TokenTexts | None = None
 
     @property
     def max_length(self) -> int:
-        return self.worker.engine.max_length
+        return self.engine.loaded.max_length
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.loaded.tokenizer
+
+    @property
+    def texts(self) -> TokenTexts:
+        tokenizer = self.tokenizer
+        if self._texts is None or self._texts.tokenizer is not tokenizer:
+            self._texts = TokenTexts(tokenizer)
+        return self._texts
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -107,7 +117,7 @@ class Run:
     def abort(self) -> None:
         for request in self.requests:
             if request.running:
-                self.service.worker.abort(request)
+                self.service.engine.abort(request)
 
 
 async def start(service: Service, kind: str, body: Sampling, prompts: list[list[int]], params: SamplingParams) -> Run:
@@ -115,11 +125,10 @@ async def start(service: Service, kind: str, body: Sampling, prompts: list[list[
     seed = draw_seed() if params.seed is None else params.seed
     identity = f"{kind}-{secrets.token_hex(12)}"
     limits = [limit for limit in (body.timeout, service.config.request_timeout) if limit is not None]
-    await asyncio.to_thread(service.worker.engine.guides.check, params.structured_outputs)
     run = Run(service, prompts, [], seed, identity, int(time.time()))
     try:
         for prompt in prompts:
-            request = await service.worker.submit(
+            request = await service.engine.submit(
                 prompt,
                 replace(params, seed=seed),
                 priority=body.priority or 0,

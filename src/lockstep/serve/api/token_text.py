@@ -12,7 +12,7 @@ class TokenTexts:
     """Texts and bytes of a tokenizer's tokens, remembered."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._known: dict[int, tuple[str, bytes]] = {}
         # A token alone may lose its leading space; behind another one it shows it.
         self._before = tokenizer.encode("a", add_special=False)[-1:]
@@ -32,10 +32,10 @@ class TokenTexts:
         return self._known[token]
 
     def _read(self, token: int) -> tuple[str, bytes]:
-        text = self._tokenizer.decode([*self._before, token], skip_special=False)[self._skip :]
+        text = self.tokenizer.decode([*self._before, token], skip_special=False)[self._skip :]
         if "\ufffd" not in text:
             return text, text.encode()
-        raw = _raw_bytes(self._tokenizer.token(token))
+        raw = _raw_bytes(self.tokenizer.token(token))
         if raw is None:
             return text, text.encode()
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw

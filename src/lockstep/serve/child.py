@@ -1,0 +1,261 @@
+"""The engine's process: `python -m lockstep.serve.child FD`. Commands come in and reports go out through a socket.
+
+It ends when the server does: a server that is gone has closed the socket, however it ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import signal
+import socket
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from lockstep.errors import LockstepError
+from lockstep.serve.params import Output
+from lockstep.serve.state import PromptTooLong, QueueFull
+from lockstep.serve.wire import (
+    Abort,
+    Accepted,
+    Embed,
+    EngineSpec,
+    Failed,
+    Message,
+    Ready,
+    Refused,
+    Replaced,
+    Submit,
+    Told,
+    Vectors,
+    Weights,
+    frame,
+    receive,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.model import Model
+    from lockstep.serve.engine import Engine
+
+log = logging.getLogger("lockstep.serve")
+State = dict[str, "Tensor"]
+
+
+def main() -> None:
+    # The server says when it is over: a signal to the whole group must not cut off what the server lets finish.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # PyTorch makes objects that stay: to look through them while they are made finds nothing
+    import lockstep.model
+    import lockstep.serve.engine  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+    spec = receive(link)
+    if not isinstance(spec, EngineSpec):
+        return
+    logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    sender = _Sender(link)
+    try:
+        engine = build(spec)
+        sender(_ready(engine))
+        Loop(engine, spec, sender).run(link)
+    except (LockstepError, OSError, MemoryError) as error:
+        sender(Failed(str(error), mistake=True))
+    except Exception as error:
+        log.exception("the engine failed")
+        sender(Failed(f"{type(error).__name__}: {error}"))
+        sys.exit(1)
+
+
+def build(spec: EngineSpec) -> Engine:
+    """The engine that a spec describes."""
+    from lockstep.model import load
+    from lockstep.serve.engine import Engine
+
+    draft = spec.draft_model
+    engine = Engine(
+        load(spec.model, dtype=spec.dtype, numerics=spec.numerics),
+        kv_memory=spec.kv_memory,
+        max_batch_tokens=spec.max_batch_tokens,
+        max_running=spec.max_running,
+        max_queue=spec.max_queue,
+        prefix_cache=spec.prefix_cache,
+        drafts=spec.drafts,
+        draft_model=None if draft is None else load(draft, dtype=spec.dtype, numerics=spec.numerics),
+        debug=spec.log_level == "debug",
+    )
+    if spec.weights is not None:
+        engine.update_weights(_state(spec.weights, engine.model))
+    return engine
+
+
+class Loop:
+    """Obeys commands between the engine's steps, until the server is gone.
+
+    A second thread reads the socket; structures are compiled and weights are read beside the steps.
+    """
+
+    def __init__(self, engine: Engine, spec: EngineSpec, send: _Sender) -> None:
+        self._engine, self._spec, self._send = engine, spec, send
+        self._inbox: queue.SimpleQueue[Message | tuple[Weights, State] | None] = queue.SimpleQueue()
+        self._helpers = ThreadPoolExecutor(2)
+        self._server_ids: dict[int, int] = {}
+        """By the engine's id of a request."""
+        self._engine_ids: dict[int, int] = {}
+        self._preparing: set[int] = set()
+        self._dropped: set[int] = set()
+        """Aborted while they were prepared."""
+        self._left: dict[int, int] = {}
+        """Choices that the engine has not finished."""
+
+    def run(self, link: socket.socket) -> None:
+        threading.Thread(target=self._read, args=(link,), daemon=True).start()
+        while True:
+            while not self._inbox.empty() or not self._engine.has_work():
+                command = self._inbox.get()
+                if command is None:
+                    return
+                self._obey(command)
+            self._tell(self._engine.step())
+
+    def _read(self, link: socket.socket) -> None:
+        """The reading thread."""
+        while (command := receive(link)) is not None:
+            if isinstance(command, Submit) and command.params.structured_outputs is not None:
+                self._preparing.add(command.identity)
+                self._helpers.submit(self._compile, command)
+            elif isinstance(command, Weights):
+                self._helpers.submit(self._load, command)
+            else:
+                self._inbox.put(command)
+        self._inbox.put(None)
+
+    def _compile(self, command: Submit) -> None:
+        try:
+            self._engine.guides.check(command.params.structured_outputs)
+            self._inbox.put(command)
+        except Exception as error:
+            self._inbox.put(refusal(command.identity, error))
+
+    def _load(self, command: Weights) -> None:
+        try:
+            self._inbox.put((command, _state(command.path, self._engine.model)))
+        except Exception as error:
+            self._inbox.put(refusal(command.identity, error))
+
+    def _obey(self, command: Message | tuple[Weights, State]) -> None:
+        match command:
+            case Refused(identity=identity):
+                self._preparing.discard(identity)
+                self._dropped.discard(identity)
+                self._send(command)
+            case Submit(identity=identity):
+                self._preparing.discard(identity)
+                if identity in self._dropped:
+                    self._dropped.remove(identity)
+                else:
+                    self._submit(command)
+            case Abort(identity=identity):
+                if identity in self._preparing:
+                    self._dropped.add(identity)
+                elif identity in self._engine_ids:
+                    self._tell(self._engine.abort(self._engine_ids[identity]))
+            case Embed():
+                self._embed(command)
+            case (Weights(identity=identity), state):
+                try:
+                    self._engine.update_weights(state)
+                    self._send(Replaced(identity, len(state)))
+                except LockstepError as error:
+                    self._send(refusal(identity, error))
+
+    def _submit(self, command: Submit) -> None:
+        try:
+            number = self._engine.add_request(
+                command.prompt, command.params, priority=command.priority, timeout=command.timeout,
+                salt=command.salt,
+            )  # fmt: skip
+        except LockstepError as error:
+            return self._send(refusal(command.identity, error))
+        self._server_ids[number], self._engine_ids[command.identity] = command.identity, number
+        self._left[number] = command.params.n
+        self._send(Accepted(command.identity))
+
+    def _embed(self, command: Embed) -> None:
+        from lockstep.serve.embedding import embed
+
+        try:
+            vectors = embed(self._engine.model, command.prompts, command.pooling, command.unit)
+        except LockstepError as error:
+            return self._send(refusal(command.identity, error))
+        self._send(Vectors(command.identity, [vector.astype("<f4").tobytes() for vector in vectors]))
+
+    def _tell(self, outputs: list[Output]) -> None:
+        if outputs:
+            pairs = [(self._server_ids[output.request], output) for output in outputs]
+            self._send(Told(pairs, self._engine.stats()))
+        for output in outputs:
+            self._left[output.request] -= output.finish_reason is not None
+            if not self._left[output.request]:
+                del self._left[output.request]
+                del self._engine_ids[self._server_ids.pop(output.request)]
+
+
+class _Sender:
+    """Writes reports from any thread, one after the other."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link, self._lock = link, threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        with self._lock:
+            try:
+                self._link.sendall(frame(message))
+            except ConnectionError:  # the server is gone: the reading thread notices too
+                log.debug("nobody hears %s", type(message).__name__)
+
+
+def refusal(identity: int, error: Exception) -> Refused:
+    """An error as an answer."""
+    match error:
+        case PromptTooLong():
+            return Refused(identity, "too long", str(error))
+        case QueueFull():
+            return Refused(identity, "queue full", str(error))
+        case LockstepError() | OSError():
+            return Refused(identity, "mistake", str(error))
+    log.error("a command failed", exc_info=error)
+    return Refused(identity, "failed", f"{type(error).__name__}: {error}")
+
+
+def _state(path: str, model: Model) -> State:
+    """The parameters of the model at `path`, in the dtype that is served."""
+    from lockstep.model import load
+
+    dtype = str(model.dtype).removeprefix("torch.")
+    new = load(path, dtype=dtype, numerics=model.ops.numerics)
+    return {name: parameter.detach() for name, parameter in new.decoder.named_parameters()}
+
+
+def _ready(engine: Engine) -> Ready:
+    tokenizer = engine.model.tokenizer
+    return Ready(
+        tokenizer.backend.to_str(),
+        tokenizer.template,
+        (tokenizer.bos_id, sorted(tokenizer.eos_ids), tokenizer.pad_id),
+        tokenizer.settings,
+        engine.max_length,
+        engine.model.config.vocab_size,
+        engine.stats(),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Starts the engine's process. Imports nothing that takes time, so that it can be the first thing a server does."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A process of `lockstep.serve.child` that waits for an EngineSpec on its end of the socket."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+
+def launch() -> Launched:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-m", "lockstep.serve.child", str(theirs.fileno())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+    return Launched(process, ours)

@@ -1,0 +1,159 @@
+"""What the server and the engine's process say to each other: typed messages in MessagePack, each behind its length.
+
+Nothing is pickled: what comes in is checked against its type, and cannot name code. A float keeps its bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any, Literal
+
+import msgspec
+
+from lockstep.serve.params import Output, SamplingParams
+from lockstep.serve.state import Stats
+
+_LENGTH = struct.Struct("<I")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """`identity` is of the server's choosing; what answers a message carries the same one."""
+
+
+class EngineSpec(Message, frozen=True):
+    """Which engine: what `lockstep.load` and `Engine` take. weights: a directory whose weights replace the model's."""
+
+    model: str
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    numerics: Literal["bitwise", "fast"] = "bitwise"
+    kv_memory: int = 2**30
+    max_batch_tokens: int = 512
+    max_running: int = 64
+    max_queue: int | None = None
+    prefix_cache: bool = True
+    drafts: int | None = None
+    draft_model: str | None = None
+    log_level: str = "info"
+    """debug: the engine checks its page accounts after every step."""
+    weights: str | None = None
+
+
+class Submit(Message, frozen=True):
+    identity: int
+    prompt: list[int]
+    params: SamplingParams
+    priority: int = 0
+    timeout: float | None = None
+    salt: str | None = None
+    client: str = ""
+
+
+class Abort(Message, frozen=True):
+    identity: int
+
+
+class Embed(Message, frozen=True):
+    identity: int
+    prompts: list[list[int]]
+    pooling: Literal["mean", "last"]
+    unit: bool
+
+
+class Weights(Message, frozen=True):
+    identity: int
+    path: str
+
+
+Command = EngineSpec | Submit | Abort | Embed | Weights
+
+
+class Ready(Message, frozen=True):
+    """The engine is loaded. The tokenizer comes with it: the server reads no model files."""
+
+    tokenizer: str
+    """tokenizer.json"""
+    template: str | None
+    special: tuple[int | None, list[int], int | None]
+    """bos id, eos ids, pad id"""
+    settings: dict[str, Any]
+    max_length: int
+    vocabulary: int
+    stats: Stats
+
+
+class Accepted(Message, frozen=True):
+    identity: int
+
+
+class Refused(Message, frozen=True):
+    identity: int
+    kind: Literal["mistake", "too long", "queue full", "failed"]
+    reason: str
+
+
+class Vectors(Message, frozen=True):
+    """float32, little-endian, a vector for each prompt."""
+
+    identity: int
+    vectors: list[bytes]
+
+
+class Replaced(Message, frozen=True):
+    identity: int
+    parameters: int
+
+
+class Told(Message, frozen=True):
+    """What a step gave, with the requests it belongs to."""
+
+    outputs: list[tuple[int, Output]]
+    stats: Stats
+
+
+class Failed(Message, frozen=True):
+    """The engine cannot start, or cannot go on. mistake: the reason is for the user; otherwise it is a bug."""
+
+    reason: str
+    mistake: bool = False
+
+
+Report = Ready | Accepted | Refused | Vectors | Replaced | Told | Failed
+
+_encode = msgspec.msgpack.Encoder().encode
+_command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_report: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def frame(message: Message) -> bytes:
+    """The message as it goes over the socket."""
+    body = _encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(link: socket.socket) -> Command | None:
+    """The next command; None when the server is gone."""
+    head = _exactly(link, _LENGTH.size)
+    body = head and _exactly(link, _LENGTH.unpack(head)[0])
+    return _command.decode(body) if body else None
+
+
+async def read(stream: asyncio.StreamReader) -> Report:
+    """The next report; IncompleteReadError when the engine's process is gone."""
+    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
+    return _report.decode(await stream.readexactly(length))
+
+
+def _exactly(link: socket.socket, count: int) -> bytes | None:
+    parts: list[bytes] = []
+    while count:
+        try:
+            part = link.recv(min(count, 2**20))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
