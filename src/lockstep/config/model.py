@@ -79,6 +79,10 @@ class ModelConfig(Section):
     """One entry per layer: whether it slides. None: all do when sliding_window is set (Mistral)."""
     attention_scale: float | None = Field(default=None, gt=0)
     """Factor on q . k. None: head_dim ** -0.5."""
+    canonical_tp: Positive = 1
+    """The number of segments in which products across tensor-parallel ranks are summed: part of the model's numerics.
+    A power of two that divides num_kv_heads and intermediate_size; any tensor-parallel degree that divides it gives
+    the same bits."""
     bos_id: int | None = None
     """Token that starts a sequence."""
     eos_ids: Annotated[tuple[int, ...], BeforeValidator(_as_tuple)] = ()
@@ -108,6 +112,12 @@ class ModelConfig(Section):
             raise ValueError(f"num_kv_heads {self.num_kv_heads} must divide num_heads {self.num_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} must be even: the rotary embedding turns pairs")
+        n = self.canonical_tp
+        if n & (n - 1) or self.num_kv_heads % n or self.intermediate_size % n:
+            raise ValueError(
+                f"canonical_tp {n} must be a power of two that divides num_kv_heads {self.num_kv_heads} and "
+                f"intermediate_size {self.intermediate_size}"
+            )
         if self.layer_windows is not None and len(self.layer_windows) != self.num_layers:
             raise ValueError(f"layer_windows has {len(self.layer_windows)} entries for num_layers {self.num_layers}")
         if self.layer_windows is not None and any(self.layer_windows) and self.sliding_window is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from lockstep.config.model import ModelConfig
+from lockstep.config.parallel import ParallelConfig
 from lockstep.config.section import Section
 from lockstep.config.serve import ServeConfig
 from lockstep.config.train import DataConfig, LoraConfig, OptimizerConfig, ScheduleConfig, TrainConfig
@@ -35,5 +36,7 @@ class Config(Section):
     """The learning rate over the steps."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     """Low-rank adapters."""
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    """Processes and how the work is laid over them."""
     serve: ServeConfig = Field(default_factory=ServeConfig)
     """The server and its engine."""

@@ -9,6 +9,8 @@ to it. In bfloat16 that takes most of the rounding error out of the logits (docs
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,14 @@ from lockstep.config.model import ModelConfig
 from lockstep.model.linear import Linear, WeightCache, unset
 from lockstep.model.rope import tables
 from lockstep.ops import KVPages, Operators, Packed, Paged
+
+BlockCall = Callable[..., Tensor]
+"""(layer, block, and the arguments of `Block.forward`) -> its result"""
+
+
+def _plainly(layer: int, block: nn.Module, *arguments: object) -> Tensor:
+    x: Tensor = block(*arguments)
+    return x
 
 
 class Decoder(nn.Module):
@@ -49,12 +59,31 @@ class Decoder(nn.Module):
         keys and values are written into it, then each row attends to its sequence's pages.
         rope: what `rope_tables` gives for the batch, where the caller keeps it (a captured graph's input).
         """
-        x = ops.embedding(tokens, self.embed.weight, dtype, self.config.embedding_scale).float()
-        full, sliding = rope or self.rope_tables(batch)
-        for i, block in enumerate(self.layers):
-            table = sliding if self.config.slides(i) else full
-            x = block(ops, x, batch, table, None if cache is None else cache[i], dtype)
+        x = self.start(ops, tokens, dtype)
+        x = self.blocks(ops, x, batch, rope or self.rope_tables(batch), range(len(self.layers)), cache, dtype)
         return self.norm(ops, x, dtype)
+
+    def start(self, ops: Operators, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+        """tokens int [T] -> the residual stream float32 [T, D] before the first block."""
+        return ops.embedding(tokens, self.embed.weight, dtype, self.config.embedding_scale).float()
+
+    def blocks(
+        self,
+        ops: Operators,
+        x: Tensor,
+        batch: Packed | Paged,
+        rope: tuple[Tensor, Tensor],
+        layers: range,
+        cache: list[KVPages] | None,
+        dtype: torch.dtype,
+        call: BlockCall = _plainly,
+    ) -> Tensor:
+        """The residual stream through some of the layers. call: how each block is called; what recomputes is one."""
+        full, sliding = rope
+        for i in layers:
+            table = sliding if self.config.slides(i) else full
+            x = call(i, self.layers[i], ops, x, batch, table, None if cache is None else cache[i], dtype)
+        return x
 
     def head(self, ops: Operators, hidden: Tensor) -> Tensor:
         """hidden [T, D] -> logits float32 [T, V]."""

@@ -22,11 +22,12 @@ def random_decoder(config: ModelConfig, seed: int) -> Decoder:
     decoder = Decoder(config)
     for name, parameter in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(_draw(name, parameter.shape, config, seed)))
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(draw(name, parameter.shape, config, seed)))
     return decoder
 
 
-def _draw(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+def draw(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor:
+    """The initial value of one parameter of a model of this configuration: a function of seed and name alone."""
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.full(shape, 1.0 - config.norm_offset)
     residual = name.endswith(("attn.o.weight", "mlp.down.weight"))

@@ -1,0 +1,121 @@
+"""Collectives of a mesh: point-to-point messages and additions in a fixed order, counted per axis.
+
+A sum over ranks is a binary tree of single float additions that only the number of ranks defines, so the bits do not
+depend on a library's ring, on the network or on who is late (contracts C4, C5). Copies need no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.ops.tree import tree_sum
+from lockstep.parallel.mesh import AXES, MeshShape
+from lockstep.parallel.transport import NoTransport, Pending, Transport
+
+
+@dataclass
+class Traffic:
+    """What a rank sent along an axis since it was last read."""
+
+    calls: int = 0
+    bytes: int = 0
+
+
+class Axis:
+    """This rank's group along one axis of the mesh. index: its place in it. Everybody in it must call alike."""
+
+    def __init__(self, name: str, ranks: Sequence[int], transport: Transport) -> None:
+        self.name, self.ranks, self.transport = name, tuple(ranks), transport
+        self.index = self.ranks.index(transport.rank)
+        self.traffic = Traffic()
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def send(self, tensor: Tensor, to: int) -> Pending:
+        """Begin to send to the member at place ``to``."""
+        self.traffic.calls += 1
+        self.traffic.bytes += tensor.nbytes
+        return self.transport.send(tensor, self.ranks[to])
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        """Begin to receive from the member at place ``source``."""
+        return self.transport.receive(out, self.ranks[source])
+
+    def exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
+        """Send ``outgoing[i]`` to member i and fill ``incoming[i]`` from it; empty tensors and our own do not move."""
+        others = [i for i in range(self.size) if i != self.index]
+        pending = [self.receive(incoming[i], i) for i in others if incoming[i].numel()]
+        pending += [self.send(outgoing[i].contiguous(), i) for i in others if outgoing[i].numel()]
+        for work in pending:
+            work.wait()
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Every member's tensor, all of one shape, in the order of the axis."""
+        found = [tensor if i == self.index else torch.empty_like(tensor) for i in range(self.size)]
+        self.exchange([tensor.contiguous()] * self.size, found)
+        return found
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The members' sum by the binary tree over their places, the same bits on each.
+
+        Neighbours exchange and add, then pairs of neighbours, and so on (recursive doubling): ``log2(size)`` messages
+        of the tensor's size. A size that is no power of two gathers first.
+        """
+        if self.size & (self.size - 1):
+            return tree_sum(torch.stack(self.gather(tensor)))
+        step = 1
+        while step < self.size:
+            partner = self.index ^ step
+            theirs = torch.empty_like(tensor)
+            pending = [self.receive(theirs, partner), self.send(tensor.contiguous(), partner)]
+            for work in pending:
+                work.wait()
+            tensor = tensor + theirs  # commutative: both sides get the same bits
+            step *= 2
+        return tensor
+
+    def merge(self, tensor: Tensor) -> Tensor:
+        """The sum of tensors of which every element is zero on all members but one: an exact gather."""
+        return self.add(tensor)
+
+
+class Mesh:
+    """A rank's view of the mesh: its place, and the groups that it belongs to.
+
+    Passed to whatever needs it; there is no global one.
+    """
+
+    def __init__(self, shape: MeshShape, transport: Transport) -> None:
+        shape.check_world(transport.size)
+        self.shape, self.rank, self.transport = shape, transport.rank, transport
+        self.place = shape.place(self.rank)
+        self.axes = {axis: Axis(axis, shape.group(self.rank, axis), transport) for axis in AXES}
+        self.world = Axis("world", range(shape.size), transport)
+
+    def __getitem__(self, axis: str) -> Axis:
+        return self.axes[axis]
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank does what one alone does: writes files, shows progress."""
+        return self.rank == 0
+
+    def take_traffic(self) -> dict[str, Traffic]:
+        """Calls and bytes that this rank sent since the last time, by axis (those with any), and start anew."""
+        found = {}
+        for axis in (*self.axes.values(), self.world):
+            if axis.traffic.calls:
+                found[axis.name] = axis.traffic
+            axis.traffic = Traffic()
+        return found
+
+
+def single() -> Mesh:
+    """The mesh of one rank."""
+    return Mesh(MeshShape(), NoTransport())

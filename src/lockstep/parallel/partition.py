@@ -1,0 +1,97 @@
+"""The part of a model that one rank holds: layers of its pipeline stage, its slices of what tensor parallelism cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.config.model import ModelConfig
+from lockstep.model.decoder import Decoder
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.schedules import Table
+from lockstep.parallel.shards import Cut
+from lockstep.parallel.stages import Stages
+
+_COLUMNS = ("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up")
+"""Linear layers whose outputs are cut (and with them their biases)."""
+_ROWS = ("attn.o", "mlp.down")
+"""Linear layers whose inputs are cut."""
+
+
+class Partition:
+    """Which tensors of the whole model this rank uses and owns, and how a whole tensor becomes its own.
+
+    ``local`` is the configuration of the rank's decoder: that of the whole model with its share of heads and of the
+    MLP's width. names: of all parameters of the whole model, in order.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: Mesh, table: Table, stages: Stages) -> None:
+        self.config, self.mesh, self.stages = config, mesh, stages
+        self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
+        self.holder = table.holder
+        self.local = local_config(config, mesh.shape.tp)
+        self.names = [name for name, _ in Decoder(config).named_parameters()]
+
+    def owned(self, names: list[str]) -> list[str]:
+        """Of these parameters, those that this rank updates (its slice of them)."""
+        return self.stages.owned(names, self.groups)
+
+    def used(self, names: list[str]) -> list[str]:
+        """Of these parameters, those that this rank computes with."""
+        return self.stages.used(names, self.groups)
+
+    def cut(self, name: str) -> Cut:
+        """How the whole model's tensor is cut into canonical segments."""
+        module, _, leaf = name.rpartition(".")
+        count = self.config.canonical_tp
+        if count > 1 and module.endswith(_COLUMNS):
+            return Cut(0, count)
+        return Cut(1, count) if count > 1 and module.endswith(_ROWS) and leaf == "weight" else Cut()
+
+    def local_cut(self, name: str) -> Cut:
+        """How this rank's tensor is cut into canonical segments."""
+        cut = self.cut(name)
+        count = cut.count // self.mesh.shape.tp
+        return Cut() if cut.dim is None or count == 1 else Cut(cut.dim, count)
+
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """This rank's slice of a whole tensor: a view."""
+        return self._pieces(name, whole)[self.mesh["tp"].index]
+
+    def join(self, name: str, slices: list[Tensor]) -> Tensor:
+        """The whole tensor of all tensor-parallel ranks' slices."""
+        dim = self.cut(name).dim
+        return slices[0] if dim is None or len(slices) == 1 else torch.cat(slices, dim=dim)
+
+    def owner(self, name: str) -> list[int]:
+        """The ranks (of the first data-parallel replica) whose slices together are the whole tensor."""
+        device, _ = self.holder(self.stages.group_of(name))
+        cut = self.cut(name).dim is not None
+        return [self.mesh.shape.rank(pp=device, tp=i) for i in range(self.mesh.shape.tp if cut else 1)]
+
+    def decoder(self, whole: Callable[[str, torch.Size], Tensor]) -> Decoder:
+        """A decoder with this rank's tensors in float32, the others on the meta device. whole: gives a whole tensor
+        by name and shape; asked only for those that are used here."""
+        shapes = dict(Decoder(self.config).named_parameters())
+        decoder = Decoder(self.local)
+        for name in self.used(self.names):
+            owner, _, leaf = name.rpartition(".")
+            value = self.take(name, whole(name, shapes[name].shape))
+            own = value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+            setattr(decoder.get_submodule(owner), leaf, nn.Parameter(own))
+        return decoder
+
+    def _pieces(self, name: str, whole: Tensor) -> list[Tensor]:
+        dim, ranks = self.cut(name).dim, self.mesh.shape.tp
+        return [whole] * ranks if dim is None else list(whole.tensor_split(ranks, dim=dim))
+
+
+def local_config(config: ModelConfig, tp: int) -> ModelConfig:
+    """The configuration of one of ``tp`` ranks: its share of the heads and of the MLP's width."""
+    return config.model_copy(update={
+        "num_heads": config.num_heads // tp,
+        "num_kv_heads": config.num_kv_heads // tp,
+        "intermediate_size": config.intermediate_size // tp,
+    })  # fmt: skip

@@ -1,0 +1,213 @@
+"""One rank's part of a pipeline: it does the steps of its row of a table, in their order (docs/pipeline-schedules.md).
+
+Whatever the table, every product and sum is that of a single process: a group's forward and backward are cut out of
+the model's graph at its inputs, where values pass unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.model.decoder import BlockCall, Decoder
+from lockstep.ops import Operators, Packed
+from lockstep.parallel.collectives import Axis
+from lockstep.parallel.deferred import WeightQueue, Work, deferring
+from lockstep.parallel.mailbox import Letter, Mailbox, letters
+from lockstep.parallel.schedules import Step, Table
+from lockstep.parallel.stages import TIED, Stages
+
+
+class MicroBatch(Protocol):
+    """What a forward pass reads: T tokens, int64 [T]."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def packed(self) -> Packed: ...
+
+
+Finish = Callable[[int, Tensor], Tensor]
+"""(micro-batch, hidden [T, D] after the final norm) -> the objective, a scalar with gradient"""
+Put = Callable[[str, int, Tensor], None]
+"""(parameter, micro-batch, its whole gradient), called once for each pair"""
+
+
+class Pipeline:
+    """Executes a table on the ranks of the ``pp`` axis; with one rank and one stage it is a plain loop.
+
+    parameters: those of this rank that train, by whole-model name (a tied embedding also on the rank that only embeds
+    with it). call: how blocks are called (recompute).
+    """
+
+    def __init__(
+        self,
+        axis: Axis,
+        table: Table,
+        stages: Stages,
+        decoder: Decoder,
+        ops: Operators,
+        dtype: torch.dtype,
+        parameters: Mapping[str, nn.Parameter],
+        call: BlockCall,
+    ) -> None:
+        self.axis, self.table, self.stages, self.decoder, self.dtype = axis, table, stages, decoder, dtype
+        self.call, self.parameters = call, parameters
+        self.plain, self.queue = ops, WeightQueue()
+        self.ops = deferring(ops, self.queue) if table.split_backward else ops
+        groups = [table.group(axis.index, chunk) for chunk in range(table.chunks)]
+        self.names = {id(p): name for name, p in parameters.items()}
+        self.of_group = {g: [n for n in parameters if g in stages.uses(n)] for g in groups}
+        self.shared = stages.tied and TIED in parameters and stages.groups > 1
+        self.owns = {name for name in parameters if stages.group_of(name) in groups}
+        trains_tied = stages.tied and decoder.embed.weight.requires_grad
+        self.order = letters(table, trains_tied)
+
+    def step(self, batches: Sequence[MicroBatch], finish: Finish, put: Put) -> None:
+        """Forward and backward of all micro-batches. Gradients of the parameters that this rank owns go to ``put``."""
+        run = _Run(self, batches, finish, put)
+        for step in self.table.rows[self.axis.index]:
+            for part in step.parts:
+                run.do(part)
+        run.close()
+
+    @torch.no_grad()
+    def forward(self, batches: Sequence[MicroBatch], finish: Finish) -> None:
+        """Forward only, one micro-batch after the other; ``finish`` is called on the rank of the last group."""
+        rows = tuple(
+            tuple(Step("F", m, c) for m in range(len(batches)) for c in range(self.table.chunks))
+            for _ in range(self.table.stages)
+        )
+        table = Table("forward", self.table.stages, len(batches), self.table.chunks, self.table.placement, rows)
+        run = _Run(self, batches, finish, lambda name, micro_batch, gradient: None, _forward_letters(table))
+        for step in rows[self.axis.index]:
+            run.do(step)
+        run.close()
+
+
+class _Run:
+    """One execution of the table: what is held between steps."""
+
+    def __init__(
+        self,
+        line: Pipeline,
+        batches: Sequence[MicroBatch],
+        finish: Finish,
+        put: Put,
+        order: dict[tuple[int, int], list[Letter]] | None = None,
+    ) -> None:
+        self.line, self.batches, self.finish, self.put = line, batches, finish, put
+        self.rows: dict[int, Tensor] = {}  # the tokens of a micro-batch, each once: rows of the embedding's gradient
+        self.mail = Mailbox(line.axis, line.order if order is None else order, self._shape)
+        self.graph: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (group, micro-batch): input and output
+        self.due: dict[tuple[int, int], tuple[dict[str, Tensor], list[Work]]] = {}  # what W has left to do
+        self.half: dict[int, Tensor] = {}  # of a tied embedding: one of the two uses' gradients
+
+    def do(self, step: Step) -> None:
+        group = self.line.table.group(self.line.axis.index, step.chunk)
+        if step.kind == "F":
+            self._forward(group, step.micro_batch)
+        if step.kind in ("B", "BW"):
+            self._backward(group, step.micro_batch)
+        if step.kind in ("W", "BW"):
+            self._weights(group, step.micro_batch)
+        self._tied_arrivals()
+
+    def close(self) -> None:
+        """The tied gradients that are still on their way; then nothing of this run is left."""
+        for m in sorted(self.half):
+            self._tied(m, self._dense(m, self.mail.take(Letter("tied", m, 0))))
+        self.mail.close()
+        assert not self.graph and not self.due and not self.half, "a table does every step once"
+
+    def _forward(self, group: int, m: int) -> None:
+        line, batch = self.line, self.batches[m]
+        ops = line.ops if torch.is_grad_enabled() else line.plain
+        if group == 0:
+            x = line.decoder.start(ops, batch.tokens, line.dtype)
+        else:
+            x = self.mail.take(Letter("x", m, group - 1)).detach().requires_grad_(torch.is_grad_enabled())
+        layers, rope = line.stages.layers[group], line.decoder.rope_tables(batch.packed)
+        y = line.decoder.blocks(ops, x, batch.packed, rope, layers, None, line.dtype, line.call)
+        if group == line.stages.groups - 1:
+            y = self.finish(m, line.decoder.norm(ops, y, line.dtype))
+        else:
+            self.mail.send(Letter("x", m, group), y.detach())
+        if torch.is_grad_enabled():
+            self.graph[group, m] = x, y
+
+    def _backward(self, group: int, m: int) -> None:
+        line = self.line
+        x, y = self.graph.pop((group, m))
+        last = group == line.stages.groups - 1
+        gradient = None if last else self.mail.take(Letter("dx", m, group + 1))
+        if y.requires_grad:
+            torch.autograd.backward(y, gradient)
+        if group > 0:
+            assert x.grad is not None
+            self.mail.send(Letter("dx", m, group), x.grad)
+        found = {}
+        for name in line.of_group[group]:
+            parameter = line.parameters[name]
+            if parameter.grad is not None:
+                found[name], parameter.grad = parameter.grad, None
+        self.due[group, m] = found, line.queue.take()
+        if group == 0 and line.shared and TIED not in line.owns:
+            self.mail.send(Letter("tied", m, 0), found.pop(TIED)[self._tokens(m)])
+
+    def _weights(self, group: int, m: int) -> None:
+        line = self.line
+        found, work = self.due.pop((group, m))
+        for weight, gradient in work:
+            name, value = line.names[id(weight)], gradient()
+            found[name] = found[name].add_(value) if name in found else value
+        for name in line.of_group[group]:
+            if name not in line.owns:
+                continue
+            value = found.pop(name, None)
+            value = torch.zeros_like(line.parameters[name]) if value is None else value
+            if name == TIED and line.shared:
+                self._tied(m, value)
+            else:
+                self.put(name, m, value)
+
+    def _tied(self, m: int, value: Tensor) -> None:
+        """The gradient of one use of the tied embedding; with the other it is whole. Two floats add in either order."""
+        other = self.half.pop(m, None)
+        if other is None:
+            self.half[m] = value
+        else:
+            self.put(TIED, m, other.add_(value))
+
+    def _tied_arrivals(self) -> None:
+        for letter in self.mail.arrived("tied"):
+            self._tied(letter.micro_batch, self._dense(letter.micro_batch, self.mail.take(letter)))
+
+    def _dense(self, m: int, rows: Tensor) -> Tensor:
+        whole = torch.zeros_like(self.line.parameters[TIED])
+        whole[self._tokens(m)] = rows
+        return whole
+
+    def _tokens(self, m: int) -> Tensor:
+        if m not in self.rows:
+            self.rows[m] = torch.unique(self.batches[m].tokens)
+        return self.rows[m]
+
+    def _shape(self, letter: Letter) -> tuple[int, ...]:
+        batch, width = self.batches[letter.micro_batch], self.line.decoder.config.hidden_size
+        rows = self._tokens(letter.micro_batch) if letter.kind == "tied" else batch.tokens
+        return len(rows), width
+
+
+def _forward_letters(table: Table) -> dict[tuple[int, int], list[Letter]]:
+    """What is sent when every device goes through the micro-batches in turn, forward only."""
+    found: dict[tuple[int, int], list[Letter]] = {}
+    for device, row in enumerate(table.rows):
+        for step in row:
+            group = table.group(device, step.chunk)
+            if group + 1 < table.groups and (receiver := table.holder(group + 1)[0]) != device:
+                found.setdefault((device, receiver), []).append(Letter("x", step.micro_batch, group))
+    return found

@@ -1,0 +1,106 @@
+"""Parameters cut into runs of elements, spread evenly over the data-parallel ranks.
+
+A run is a piece of a tensor's segment that begins at a multiple of the block of a sum of squares, so that the norm of a
+gradient is the same number whoever sums which run. A tensor has one segment, or those that tensor parallelism cuts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lockstep.ops.tree import SQUARE_BLOCK
+from lockstep.parallel.collectives import Axis
+
+
+class Run(NamedTuple):
+    """Elements ``start .. stop`` of a segment of a parameter, in the segment's own row order. owner: a rank."""
+
+    name: str
+    segment: int
+    start: int
+    stop: int
+    owner: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+class Cut(NamedTuple):
+    """Along which dimension a tensor is cut into how many segments; dim is None for one segment, the tensor."""
+
+    dim: int | None = None
+    count: int = 1
+
+    def segments(self, tensor: Tensor) -> Sequence[Tensor]:
+        """Views of the segments."""
+        return (tensor,) if self.dim is None else tensor.tensor_split(self.count, dim=self.dim)
+
+
+def spread_runs(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], ranks: int) -> list[Run]:
+    """The runs of these parameters in their order, owners rising, each rank's share equal up to a block."""
+    sizes = [(n, i, s.numel()) for n, t in tensors.items() for i, s in enumerate(cuts[n].segments(t))]
+    total, before, found = sum(size for _, _, size in sizes), 0, list[Run]()
+    for name, segment, size in sizes:
+        for start in range(0, size, SQUARE_BLOCK):
+            stop = min(start + SQUARE_BLOCK, size)
+            owner = min((before + (stop - start) // 2) * ranks // total, ranks - 1)
+            before += stop - start
+            if found and found[-1][:2] == (name, segment) and found[-1].owner == owner:
+                found[-1] = found[-1]._replace(stop=stop)
+            else:
+                found.append(Run(name, segment, start, stop, owner))
+    return found
+
+
+class Shards:
+    """Runs of a set of tensors of the same names and shapes: how parts are read, written and collected."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], axis: Axis) -> None:
+        self.axis, self.cuts = axis, dict(cuts)
+        self.runs = spread_runs(tensors, cuts, axis.size)
+        self.own = [run for run in self.runs if run.owner == axis.index]
+
+    def of(self, owner: int) -> list[Run]:
+        return [run for run in self.runs if run.owner == owner]
+
+    def read(self, tensors: Mapping[str, Tensor], run: Run) -> Tensor:
+        """The run's elements [n]: a view where the segment is contiguous, otherwise a copy."""
+        return self._segment(tensors, run).reshape(-1)[run.start : run.stop]
+
+    def write(self, tensors: Mapping[str, Tensor], run: Run, values: Tensor) -> None:
+        """Put elements [n] in the run's place."""
+        segment = self._segment(tensors, run)
+        if segment.is_contiguous():
+            segment.view(-1)[run.start : run.stop].copy_(values)
+        else:
+            whole = segment.reshape(-1)
+            whole[run.start : run.stop] = values
+            segment.copy_(whole.view(segment.shape))
+
+    @torch.no_grad()
+    def collect(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill the runs of others from their owners; our own are sent as they are."""
+        if self.axis.size == 1:
+            return
+        mine = joined(self.read(tensors, run) for run in self.own)
+        found = [mine.new_empty(sum(run.size for run in self.of(owner))) for owner in range(self.axis.size)]
+        self.axis.exchange([mine] * self.axis.size, found)
+        for owner in range(self.axis.size):
+            if owner != self.axis.index:
+                runs = self.of(owner)
+                for run, values in zip(runs, found[owner].split([run.size for run in runs]), strict=True):
+                    self.write(tensors, run, values)
+
+    def _segment(self, tensors: Mapping[str, Tensor], run: Run) -> Tensor:
+        return self.cuts[run.name].segments(tensors[run.name].detach())[run.segment]
+
+
+def joined(parts: Iterable[Tensor]) -> Tensor:
+    """Tensors [n] back to back, float32; empty for none."""
+    found = list(parts)
+    return torch.cat(found) if found else torch.empty(0)

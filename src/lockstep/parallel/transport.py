@@ -1,0 +1,96 @@
+"""Moving a tensor from one rank to another: the little that everything above needs of ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.errors import LockstepError
+
+_TAGS = 1 << 30
+
+
+class PeerLost(LockstepError):
+    """Another rank ended, or its connection broke."""
+
+
+class Pending(Protocol):
+    """A send or a receive that was begun."""
+
+    def wait(self) -> None:
+        """Return when the tensor was taken over by the transport (send) or is filled (receive)."""
+
+
+class Transport(Protocol):
+    """Point to point between ranks; the messages of an ordered pair arrive in the order in which they were sent."""
+
+    rank: int
+    size: int
+
+    def send(self, tensor: Tensor, to: int) -> Pending:
+        """Begin to send a contiguous tensor, which must not be changed until the send is waited for."""
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        """Begin to receive into a contiguous tensor of the shape and dtype that was sent."""
+
+
+class ProcessTransport:
+    """Ranks as processes, over an initialised ``torch.distributed`` group of all of them.
+
+    Every message of a pair has its own tag, so that Gloo, which promises no order, keeps it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._group = group
+        self._sent: Counter[int] = Counter()
+        self._received: Counter[int] = Counter()
+
+    def send(self, tensor: Tensor, to: int) -> Pending:
+        self._sent[to] += 1
+        return self._begin(dist.isend, tensor, to, self._sent[to] % _TAGS)
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        self._received[source] += 1
+        return self._begin(dist.irecv, out, source, self._received[source] % _TAGS)
+
+    def _begin(self, start: Any, tensor: Tensor, peer: int, tag: int) -> Pending:
+        try:
+            return _Checked(start(tensor, peer, group=self._group, tag=tag), self.rank, peer)
+        except RuntimeError as error:
+            raise lost(self.rank, peer, error) from error
+
+
+class _Checked:
+    def __init__(self, work: Any, rank: int, peer: int) -> None:
+        self._work, self._rank, self._peer = work, rank, peer
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise lost(self._rank, self._peer, error) from error
+
+
+def lost(rank: int, peer: int, error: Exception) -> PeerLost:
+    """The error of a connection that broke."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return PeerLost(
+        f"rank {rank} lost the connection to rank {peer}, which has probably ended ({reason}): see that rank's own "
+        "message, then go on from the last checkpoint with --resume"
+    )
+
+
+class NoTransport:
+    """A single rank has nobody to talk to."""
+
+    rank, size = 0, 1
+
+    def send(self, tensor: Tensor, to: int) -> Pending:
+        raise ValueError(f"one rank cannot send to rank {to}")
+
+    def receive(self, out: Tensor, source: int) -> Pending:
+        raise ValueError(f"one rank cannot receive from rank {source}")

@@ -1,0 +1,84 @@
+"""The binary tree over the micro-batches of a global batch, whose leaves may come in any order, on any rank.
+
+Node ``(level, index)`` is the sum of leaves ``index * 2 ** level`` and on, ``2 ** level`` of them or as many as there
+are. Its children are added once, left to right; a node without a right sibling is its parent. So the number of
+leaves alone defines every addition (contract C5): 5 leaves give ``((g0 + g1) + (g2 + g3)) + g4``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Node(NamedTuple):
+    """A node of the tree: which leaves it sums."""
+
+    level: int
+    index: int
+
+
+class GradientTree:
+    """One tensor's sum. Tensors that are put in are owned by the tree from then on (they are added into)."""
+
+    def __init__(self, leaves: int) -> None:
+        self._leaves = leaves
+        self.nodes: dict[Node, Tensor] = {}
+
+    def put(self, leaf: int, gradient: Tensor) -> None:
+        """Give the gradient of one micro-batch."""
+        self.put_node(Node(0, leaf), gradient)
+
+    def put_node(self, node: Node, value: Tensor) -> None:
+        """Give a node's value, and add up as far as siblings are there."""
+        while node != root(self._leaves):
+            left, right = Node(node.level, node.index & ~1), Node(node.level, node.index | 1)
+            if right.index << right.level < self._leaves:  # otherwise there is no sibling, and the node is its parent
+                sibling = self.nodes.pop(right if node == left else left, None)
+                if sibling is None:
+                    break
+                value = value.add_(sibling) if node == left else sibling.add_(value)
+            node = Node(node.level + 1, node.index >> 1)
+        self.nodes[node] = value
+
+    def total(self) -> Tensor:
+        """The root, when every leaf was put in."""
+        return self.nodes.pop(root(self._leaves))
+
+
+def root(leaves: int) -> Node:
+    """The node that sums all leaves."""
+    return Node((leaves - 1).bit_length(), 0)
+
+
+def nodes_of(first: int, end: int, leaves: int) -> list[Node]:
+    """The nodes that are left when leaves ``first .. end - 1`` of a tree were put in, in the order of their leaves."""
+    return list(_cover(root(leaves), first, end, leaves))
+
+
+def _cover(node: Node, first: int, end: int, leaves: int) -> Iterator[Node]:
+    begin = node.index << node.level
+    stop = min((node.index + 1) << node.level, leaves)
+    if begin >= end or stop <= first or begin >= leaves:
+        return
+    if first <= begin and stop <= end:
+        yield _highest(node, leaves)
+        return
+    yield from _cover(Node(node.level - 1, 2 * node.index), first, end, leaves)
+    yield from _cover(Node(node.level - 1, 2 * node.index + 1), first, end, leaves)
+
+
+def _highest(node: Node, leaves: int) -> Node:
+    """The node, or the one above it that sums the same leaves because there is no right sibling."""
+    while node != root(leaves) and node.index % 2 == 0 and (node.index + 1) << node.level >= leaves:
+        node = Node(node.level + 1, node.index >> 1)
+    return node
+
+
+def spread(micro_batches: int, ranks: int) -> list[range]:
+    """Which micro-batches each data-parallel rank works on: runs of nearly equal length, the longer ones first."""
+    short, longer = divmod(micro_batches, ranks)
+    starts = [rank * short + min(rank, longer) for rank in range(ranks + 1)]
+    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
