@@ -18,7 +18,7 @@ from torch import Tensor
 from lockstep.config import Config, load_config
 from lockstep.errors import LockstepError
 from lockstep.ops import Operators
-from lockstep.train import Trainer, loop, resume, speed
+from lockstep.train import Trainer, engine, resume, speed
 from lockstep.train.checkpoint import checkpoints
 from lockstep.train.memory import parameters
 from lockstep.train.metrics import read_metrics
@@ -164,7 +164,7 @@ def spoiled(original: Any, bad: set[int], what: str) -> Any:
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_bad_step_is_skipped_and_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(loop, "step_gradient", spoiled(step_gradient, {1}, what))
+    monkeypatch.setattr(engine, "step_gradient", spoiled(step_gradient, {1}, what))
     trainer = Trainer(tiny(train={"steps": 2, "save_every": 1}))
     trainer.fit()
     assert (trainer.position.step, trainer.position.updates, trainer.position.bad) == (2, 1, 1)
@@ -180,14 +180,14 @@ def test_a_bad_step_is_skipped_and_reported(tiny: Tiny, monkeypatch: pytest.Monk
 
 
 def test_training_goes_on_after_a_bad_step(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "step_gradient", spoiled(step_gradient, {1, 2}, "loss"))
+    monkeypatch.setattr(engine, "step_gradient", spoiled(step_gradient, {1, 2}, "loss"))
     trainer = fitted(tiny(train={"max_bad_steps": 3}))
     assert (trainer.position.step, trainer.position.updates, trainer.position.bad) == (6, 4, 0)
     assert checkpoints(trainer.out)[-1].name == "step-00000006"
 
 
 def test_it_stops_after_too_many_and_leaves_the_good_checkpoint(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "step_gradient", spoiled(step_gradient, {2, 3, 4}, "loss"))
+    monkeypatch.setattr(engine, "step_gradient", spoiled(step_gradient, {2, 3, 4}, "loss"))
     trainer = Trainer(tiny(train={"steps": 9, "save_every": 1, "max_bad_steps": 3}))
     with pytest.raises(LockstepError, match=r"NaN or infinite in 3 steps in a row \(train.max_bad_steps\)") as error:
         trainer.fit()
@@ -359,16 +359,16 @@ def test_a_stopped_trainer_can_fit_again(tiny: Tiny, tmp_path: Path, monkeypatch
     """The same object goes on, holds the directory again, and ends where the whole run ends."""
     whole = fitted(tiny(tmp_path / "whole"))
     trainer = Trainer(tiny())
-    real = loop.global_norm
+    real = engine.global_norm
 
     def interrupted(gradient: list[Tensor], ops: Operators) -> float:
-        if trainer.run.optimizer.step_count == 2:
+        if trainer.run.engine.optimizer.step_count == 2:
             signal.raise_signal(signal.SIGINT)
         return real(gradient, ops)
 
-    monkeypatch.setattr(loop, "global_norm", interrupted)
+    monkeypatch.setattr(engine, "global_norm", interrupted)
     assert trainer.fit().stopped_by == "SIGINT"
     assert checkpoints(trainer.out)[-1].name == "step-00000003"
-    monkeypatch.setattr(loop, "global_norm", real)
+    monkeypatch.setattr(engine, "global_norm", real)
     assert trainer.fit().stopped_by is None
     assert same(weights(trainer), weights(whole))

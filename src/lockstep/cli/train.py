@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lockstep.cli.imports import heavy_imports
-from lockstep.config import Config, load_config
+from lockstep.config import Config, load_config, save_config
+from lockstep.parallel.launch import is_rank, launch
+from lockstep.parallel.mesh import MeshShape
+
+if TYPE_CHECKING:
+    from lockstep.parallel.collectives import Mesh
 
 
 def train(
@@ -19,37 +25,79 @@ def train(
     out: Annotated[str | None, typer.Option(help="The run's directory.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps in the whole run.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train adapters of this rank instead of the model.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A layout from `lockstep plan`: plan.yaml.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
     resume_from: Annotated[Path | None, typer.Option(help="Go on from this checkpoint.")] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume although the result will not be that of one whole run.")
     ] = False,
-) -> None:
+) -> int:
     """Train or fine-tune a model on text; a stopped run goes on bit for bit with --resume."""
-    with heavy_imports():
-        from lockstep.train.lock import run_lock
-        from lockstep.train.report import plan_lines, result_lines
-        from lockstep.train.trainer import Trainer, begun, refuse_existing
-
     options = {"model": model, "train.out": out, "train.steps": steps, "lora.rank": lora_rank}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     if data:
         overrides.append(f"data.sources={_yaml_list(data)}")
     config = _configuration(file, overrides, out, resume, resume_from)
+    if plan is not None:
+        config = _planned(config, plan)
+    shape = MeshShape.of(config.parallel)
+    if is_rank():
+        with heavy_imports():
+            from lockstep.parallel.join import joined
+
+        with joined(shape) as mesh:
+            _run(config, resume, resume_from, allow_changes, mesh)
+        return 0
+    if shape.size > 1:
+        return _launch(config, shape, resume, resume_from, allow_changes)
+    _run(config, resume, resume_from, allow_changes, None)
+    return 0
+
+
+def _run(config: Config, resume: bool, resume_from: Path | None, allow_changes: bool, mesh: Mesh | None) -> None:
+    with heavy_imports():
+        from lockstep.train.lock import run_lock
+        from lockstep.train.report import plan_lines, result_lines
+        from lockstep.train.trainer import Trainer, begun, refuse_existing
+
+    first = mesh is None or mesh.first
     directory = Path(config.train.out).expanduser()
     point = resume_from
     if resume and resume_from is None and not begun(directory):
         point = directory
-    elif resume_from is None and directory.exists():
+    elif resume_from is None and directory.exists() and first:
         with run_lock(directory):  # told first if another trainer is at work there
             refuse_existing(directory)
-    trainer = Trainer(config, resume=point, allow_changes=allow_changes)
+    trainer = Trainer(config, resume=point, allow_changes=allow_changes, mesh=mesh)
     if resume and point is None:
         trainer.display.note(f"{directory} has no checkpoint yet: the run begins again at its first step")
     for line in plan_lines(trainer):
         trainer.display.note(line)
     for line in result_lines(trainer, trainer.fit()):
-        typer.echo(line)
+        if first:
+            typer.echo(line)
+
+
+def _launch(config: Config, shape: MeshShape, resume: bool, resume_from: Path | None, allow_changes: bool) -> int:
+    """Start the ranks, which read this very configuration."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+        file = Path(folder) / "config.yaml"
+        save_config(config, file)
+        command = [
+            "train",
+            str(file),
+            *(["--resume"] if resume else []),
+            *(["--allow-changes"] if allow_changes else []),
+        ]
+        command += [] if resume_from is None else ["--resume-from", str(resume_from)]
+        return launch(command, shape)
+
+
+def _planned(config: Config, file: Path) -> Config:
+    """The configuration with a plan's layout and batch in place of its own."""
+    with heavy_imports():
+        from lockstep.train.planned import planned
+    return planned(config, file)
 
 
 def _configuration(

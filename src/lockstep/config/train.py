@@ -92,6 +92,9 @@ class TrainConfig(Section):
     """Micro-batches in a global batch. Their float32 gradients are added by a fixed binary tree."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The compute dtype; master weights, gradients' sums and the optimizer's moments are float32."""
+    canonical_tp: int | None = Field(default=None, ge=1)
+    """The number of segments in which products across tensor-parallel ranks are summed, from the first step on; any
+    `parallel.tp` that divides it gives the same bits. None: the model's own, 1 for a new one."""
     numerics: Literal["bitwise", "fast"] = "bitwise"
     """`bitwise` runs the kernels under the bit contract, `fast` plain PyTorch."""
     seed: int = Field(default=0, ge=0, lt=2**63)

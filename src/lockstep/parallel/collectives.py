@@ -6,7 +6,8 @@ depend on a library's ring, on the network or on who is late (contracts C4, C5).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +106,15 @@ class Mesh:
     def first(self) -> bool:
         """Whether this rank does what one alone does: writes files, shows progress."""
         return self.rank == 0
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """The first rank goes through the block while the others wait, then the others do: for shared files."""
+        if not self.first:
+            self.world.gather(torch.zeros(1))
+        yield
+        if self.first:
+            self.world.gather(torch.zeros(1))
 
     def take_traffic(self) -> dict[str, Traffic]:
         """Calls and bytes that this rank sent since the last time, by axis (those with any), and start anew."""

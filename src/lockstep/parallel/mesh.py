@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from lockstep.config.parallel import ParallelConfig
 from lockstep.errors import LockstepError
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -84,6 +85,11 @@ class MeshShape:
         """``pp2 dp4``: the degrees above 1; ``1 rank`` where there are none."""
         parts = [f"{axis}{getattr(self, axis)}" for axis in (*AXES, "ep") if getattr(self, axis) > 1]
         return " ".join(parts) or "1 rank"
+
+    @staticmethod
+    def of(config: ParallelConfig) -> MeshShape:
+        """The mesh that a configuration asks for."""
+        return MeshShape(config.pp, config.dp, config.cp, config.tp, config.ep)
 
     def _data_rank(self, place: dict[str, int], number: int) -> int:
         dp, cp = divmod(number, self.cp)

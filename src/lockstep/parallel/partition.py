@@ -24,15 +24,21 @@ class Partition:
     """Which tensors of the whole model this rank uses and owns, and how a whole tensor becomes its own.
 
     ``local`` is the configuration of the rank's decoder: that of the whole model with its share of heads and of the
-    MLP's width. names: of all parameters of the whole model, in order.
+    MLP's width. names: of the whole model's parameters that train, in order; by default all.
     """
 
-    def __init__(self, config: ModelConfig, mesh: Mesh, table: Table, stages: Stages) -> None:
-        self.config, self.mesh, self.stages = config, mesh, stages
+    def __init__(
+        self, config: ModelConfig, mesh: Mesh, table: Table, stages: Stages, names: list[str] | None = None
+    ) -> None:
+        self.config, self.mesh, self.table, self.stages = config, mesh, table, stages
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
-        self.holder = table.holder
         self.local = local_config(config, mesh.shape.tp)
-        self.names = [name for name, _ in Decoder(config).named_parameters()]
+        self.names = names or [name for name, _ in Decoder(config).named_parameters()]
+
+    @property
+    def whole(self) -> bool:
+        """Whether this rank holds all of the model."""
+        return self.mesh.shape.pp == self.mesh.shape.tp == 1
 
     def owned(self, names: list[str]) -> list[str]:
         """Of these parameters, those that this rank updates (its slice of them)."""
@@ -53,7 +59,7 @@ class Partition:
     def local_cut(self, name: str) -> Cut:
         """How this rank's tensor is cut into canonical segments."""
         cut = self.cut(name)
-        count = cut.count // self.mesh.shape.tp
+        count = cut.segment_count // self.mesh.shape.tp
         return Cut() if cut.dim is None or count == 1 else Cut(cut.dim, count)
 
     def take(self, name: str, whole: Tensor) -> Tensor:
@@ -67,7 +73,7 @@ class Partition:
 
     def owner(self, name: str) -> list[int]:
         """The ranks (of the first data-parallel replica) whose slices together are the whole tensor."""
-        device, _ = self.holder(self.stages.group_of(name))
+        device, _ = self.table.holder(self.stages.group_of(name))
         cut = self.cut(name).dim is not None
         return [self.mesh.shape.rank(pp=device, tp=i) for i in range(self.mesh.shape.tp if cut else 1)]
 

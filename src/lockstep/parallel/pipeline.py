@@ -121,7 +121,8 @@ class _Run:
         for m in sorted(self.half):
             self._tied(m, self._dense(m, self.mail.take(Letter("tied", m, 0))))
         self.mail.close()
-        assert not self.graph and not self.due and not self.half, "a table does every step once"
+        left = [*self.graph, *self.due, *self.half]
+        assert not left, f"a table does every step once, and {left} were left"
 
     def _forward(self, group: int, m: int) -> None:
         line, batch = self.line, self.batches[m]
@@ -167,8 +168,7 @@ class _Run:
         for name in line.of_group[group]:
             if name not in line.owns:
                 continue
-            value = found.pop(name, None)
-            value = torch.zeros_like(line.parameters[name]) if value is None else value
+            value = found.pop(name) if name in found else torch.zeros_like(line.parameters[name])
             if name == TIED and line.shared:
                 self._tied(m, value)
             else:

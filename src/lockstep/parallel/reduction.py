@@ -63,24 +63,23 @@ def global_norm(
     the number does not depend on the mesh. cuts: of the whole model's tensors.
     """
     blocks = _block_sums(gradient, shards, ops)
-    width = max(cut.count for cut in cuts.values())
+    width = max(cut.segment_count for cut in cuts.values())
     table = torch.zeros(len(names), width, dtype=torch.float64)
     place = {name: i for i, name in enumerate(names)}
     for (name, segment), sums in blocks.items():
-        at = segment
-        if cuts[name].count > shards.cuts[name].count:  # the other segments are on other tensor-parallel ranks
-            at += mesh["tp"].index * shards.cuts[name].count
-        table[place[name], at] = tree_sum(sums)
+        here = shards.cuts[name].segment_count
+        before = mesh["tp"].index * here if cuts[name].segment_count > here else 0  # those of the ranks before us
+        table[place[name], before + segment] = tree_sum(sums)
     for axis in ("tp", "pp"):
         table = _merged(table, axis, mesh, cuts, names)
-    per_parameter = [tree_sum(table[place[name], : cuts[name].count]) for name in names]
+    per_parameter = [tree_sum(table[place[name], : cuts[name].segment_count]) for name in names]
     return float(tree_sum(torch.stack(per_parameter)).sqrt())
 
 
 def _merged(table: Tensor, axis: str, mesh: Mesh, cuts: Mapping[str, Cut], names: list[str]) -> Tensor:
     if axis == "pp":
         return mesh["pp"].merge(table)
-    replicated = torch.tensor([cuts[name].count == 1 for name in names])[:, None]
+    replicated = torch.tensor([cuts[name].segment_count == 1 for name in names])[:, None]
     # What is not cut is the same on every tensor-parallel rank, and counted once.
     return torch.where(replicated, table, mesh["tp"].merge(table))
 

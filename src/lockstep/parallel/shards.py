@@ -34,11 +34,11 @@ class Cut(NamedTuple):
     """Along which dimension a tensor is cut into how many segments; dim is None for one segment, the tensor."""
 
     dim: int | None = None
-    count: int = 1
+    segment_count: int = 1
 
     def segments(self, tensor: Tensor) -> Sequence[Tensor]:
         """Views of the segments."""
-        return (tensor,) if self.dim is None else tensor.tensor_split(self.count, dim=self.dim)
+        return (tensor,) if self.dim is None else tensor.tensor_split(self.segment_count, dim=self.dim)
 
 
 def spread_runs(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], ranks: int) -> list[Run]:

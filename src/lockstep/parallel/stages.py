@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lockstep.errors import LockstepError
 from lockstep.parallel.schedules import Table
@@ -67,7 +68,7 @@ def stages_of(num_layers: int, table: Table, tied: bool, per_stage: Sequence[int
             f"({table.name}): lower parallel.pp, or take a schedule with fewer chunks such as 1f1b"
         )
     starts = [sum(counts[:group]) for group in range(table.groups + 1)]
-    return Stages(tuple(range(a, b) for a, b in zip(starts, starts[1:], strict=False)), tied)
+    return Stages(tuple(range(a, b) for a, b in pairwise(starts)), tied)
 
 
 def _even(num_layers: int, groups: int, table: Table) -> list[int]:

@@ -1,6 +1,6 @@
 """The binary tree over the micro-batches of a global batch, whose leaves may come in any order, on any rank.
 
-Node ``(level, index)`` is the sum of leaves ``index * 2 ** level`` and on, ``2 ** level`` of them or as many as there
+Node ``(level, place)`` is the sum of leaves ``place * 2 ** level`` and on, ``2 ** level`` of them or as many as there
 are. Its children are added once, left to right; a node without a right sibling is its parent. So the number of
 leaves alone defines every addition (contract C5): 5 leaves give ``((g0 + g1) + (g2 + g3)) + g4``.
 """
@@ -8,6 +8,7 @@ leaves alone defines every addition (contract C5): 5 leaves give ``((g0 + g1) + 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,7 +18,7 @@ class Node(NamedTuple):
     """A node of the tree: which leaves it sums."""
 
     level: int
-    index: int
+    place: int
 
 
 class GradientTree:
@@ -34,13 +35,13 @@ class GradientTree:
     def put_node(self, node: Node, value: Tensor) -> None:
         """Give a node's value, and add up as far as siblings are there."""
         while node != root(self._leaves):
-            left, right = Node(node.level, node.index & ~1), Node(node.level, node.index | 1)
-            if right.index << right.level < self._leaves:  # otherwise there is no sibling, and the node is its parent
+            left, right = Node(node.level, node.place & ~1), Node(node.level, node.place | 1)
+            if right.place << right.level < self._leaves:  # otherwise there is no sibling, and the node is its parent
                 sibling = self.nodes.pop(right if node == left else left, None)
                 if sibling is None:
                     break
                 value = value.add_(sibling) if node == left else sibling.add_(value)
-            node = Node(node.level + 1, node.index >> 1)
+            node = Node(node.level + 1, node.place >> 1)
         self.nodes[node] = value
 
     def total(self) -> Tensor:
@@ -59,21 +60,21 @@ def nodes_of(first: int, end: int, leaves: int) -> list[Node]:
 
 
 def _cover(node: Node, first: int, end: int, leaves: int) -> Iterator[Node]:
-    begin = node.index << node.level
-    stop = min((node.index + 1) << node.level, leaves)
+    begin = node.place << node.level
+    stop = min((node.place + 1) << node.level, leaves)
     if begin >= end or stop <= first or begin >= leaves:
         return
     if first <= begin and stop <= end:
         yield _highest(node, leaves)
         return
-    yield from _cover(Node(node.level - 1, 2 * node.index), first, end, leaves)
-    yield from _cover(Node(node.level - 1, 2 * node.index + 1), first, end, leaves)
+    yield from _cover(Node(node.level - 1, 2 * node.place), first, end, leaves)
+    yield from _cover(Node(node.level - 1, 2 * node.place + 1), first, end, leaves)
 
 
 def _highest(node: Node, leaves: int) -> Node:
     """The node, or the one above it that sums the same leaves because there is no right sibling."""
-    while node != root(leaves) and node.index % 2 == 0 and (node.index + 1) << node.level >= leaves:
-        node = Node(node.level + 1, node.index >> 1)
+    while node != root(leaves) and node.place % 2 == 0 and (node.place + 1) << node.level >= leaves:
+        node = Node(node.level + 1, node.place >> 1)
     return node
 
 
@@ -81,4 +82,4 @@ def spread(micro_batches: int, ranks: int) -> list[range]:
     """Which micro-batches each data-parallel rank works on: runs of nearly equal length, the longer ones first."""
     short, longer = divmod(micro_batches, ranks)
     starts = [rank * short + min(rank, longer) for rank in range(ranks + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(starts)]

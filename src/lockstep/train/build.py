@@ -9,28 +9,42 @@ import torch
 from torch import nn
 
 from lockstep.config import Config, ModelConfig
+from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
 from lockstep.model.families import check as check_family
 from lockstep.model.hash import hash_tensors
+from lockstep.model.init import draw
 from lockstep.model.lora import add_lora, has_lora, merge_lora, save_adapter
 from lockstep.ops import check_head_dim, operators
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.partition import Partition
 from lockstep.train.changes import same_corpus
 from lockstep.train.checkpoint import Checkpoint
 from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
+from lockstep.train.engine import Engine, OneProcess
+from lockstep.train.layout import partition
 from lockstep.train.memory import check_memory
+from lockstep.train.mesh_engine import OnMesh
 from lockstep.train.optimizer import AdamW
 from lockstep.train.step import Compute
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that trains. parameters: those that train, float32, by name. base: hash of the frozen weights."""
+    """Everything that trains. base: hash of the frozen weights; None where all weights train.
+
+    parameters: those that train on this process, float32, by name.
+
+    model: what this process holds of it; shape: the whole decoder, on the meta device where this is a part.
+    """
 
     model: Model
+    shape: Decoder
     data: Dataset
     parameters: dict[str, nn.Parameter]
-    optimizer: AdamW
+    mesh: Mesh
+    engine: Engine
     base: str | None
 
     @property
@@ -42,32 +56,50 @@ class Run:
         return self.base is not None
 
 
-def build(config: Config, given: Model | None, out: Path, report: Report, point: Checkpoint | None) -> Run:
+def build(config: Config, given: Model | None, out: Path, report: Report, point: Checkpoint | None, mesh: Mesh) -> Run:
     """Build a run. point: the checkpoint that will be restored into it, whose tokenizer and token file are taken
-    without reading the corpus again. Raises `LockstepError` for what does not fit together.
+    without reading the corpus again. mesh: the ranks that train together; the first prepares the data for all.
+    Raises `LockstepError` for what does not fit together.
     """
     start = given if given is not None else _loaded(config, point)
     shape = start.config if start is not None else config.model
     assert isinstance(shape, ModelConfig)
+    if config.train.canonical_tp is not None:
+        shape = check(
+            ModelConfig, {**shape.model_dump(), "canonical_tp": config.train.canonical_tp}, "train.canonical_tp"
+        )
     _check_shape(config, shape)
+    part = partition(config, shape, mesh)
     ops = operators(config.train.numerics)  # before the corpus is read: there may be no compiler
-    tokenizer, tokens = _data(config, start, out / "data", report, point)
+    with mesh.first_alone():
+        tokenizer, tokens = _data(config, start, out / "data", report, point)
     _check_vocabulary(config, shape, tokenizer)
-    decoder = random_decoder(shape, config.train.seed) if start is None else start.decoder
-    base = _prepare(decoder, config, adapters=config.lora.rank > 0)
-    model = Model(decoder, tokenizer, ops, getattr(torch, config.train.dtype))
-    parameters = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
     data = dataset(tokens, config.data.seq_len, config.train.seed)
-    return Run(model, data, parameters, AdamW(parameters, config.optimizer, model.ops), base)
+    if part is not None and not part.whole:
+        decoder, base = _slice(part, config, start), None
+    else:
+        decoder = random_decoder(shape, config.train.seed) if start is None else start.decoder
+        base = _prepare(decoder, config, adapters=config.lora.rank > 0)
+    model = Model(decoder, tokenizer, ops, getattr(torch, config.train.dtype))
+    trained = {name: p for name, p in decoder.named_parameters() if p.requires_grad and not p.is_meta}
+    if part is None:
+        engine: Engine = OneProcess(model, trained, AdamW(trained, config.optimizer, ops))
+    else:
+        if part.whole:
+            part.names = list(trained)  # adapters, where the rest is frozen
+        engine = OnMesh(mesh, part, model, trained, config)
+    return Run(model, decoder if part is None or part.whole else Decoder(shape), data, trained, mesh, engine, base)
 
 
 def export(run: Run, config: Config, out: Path) -> Path:
     """Write ``<out>/export``: a Hugging Face directory, or adapters alone in PEFT's format (``lora.merge`` false)."""
-    path = out / "export"
+    path, model = out / "export", run.engine.whole_model()
+    if model is None:  # another rank writes it
+        return path
     if run.adapters_only and not config.lora.merge:
-        save_adapter(run.model.decoder, path, str(config.model), force=True)
+        save_adapter(model.decoder, path, str(config.model), force=True)
     else:
-        run.model.save(path, force=True)
+        model.save(path, force=True)
     return path
 
 
@@ -103,6 +135,16 @@ def _prepare(decoder: Decoder, config: Config, adapters: bool) -> str | None:
         own = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
         setattr(decoder.get_submodule(owner), leaf, own)
     return None
+
+
+def _slice(part: Partition, config: Config, start: Model | None) -> Decoder:
+    """This rank's float32 masters: slices of the loaded weights, or drawn by seed."""
+    if start is None:
+        seed = config.train.seed
+        return part.decoder(lambda name, shape: draw(name, shape, part.config, seed)).train()
+    merge_lora(start.decoder)
+    whole = dict(start.decoder.named_parameters())
+    return part.decoder(lambda name, shape: whole[name]).train()
 
 
 def _data(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.model.decoder import Decoder
-from lockstep.train.data import Dataset
+from lockstep.train.data import Batch, Dataset
 from lockstep.train.step import Compute, logprob_sum
 from lockstep.train.tree import tree_total
 
@@ -25,13 +25,18 @@ class Evaluation:
 @torch.no_grad()
 def evaluate(decoder: Decoder, compute: Compute, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
     """The loss on the held-out documents, at most so many sequences of them; None if nothing is held out."""
-    sums, tokens = [], 0
-    for batch in data.held_out_batches(sequences, micro_batch):
+    sums, batches = [], list(data.held_out_batches(sequences, micro_batch))
+    for batch in batches:
         hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype)
         weights = torch.ones(batch.targets.shape, dtype=torch.float32)
         _, logprobs = compute.ops.linear_cross_entropy(hidden, decoder.head_weight, batch.targets, weights)
         sums.append(logprob_sum(logprobs, batch.targets))
-        tokens += batch.loss_tokens
+    return evaluation(sums, batches, data)
+
+
+def evaluation(sums: list[float], batches: list[Batch], data: Dataset) -> Evaluation | None:
+    """The result from each batch's sum of log-probabilities; None without a token to predict."""
+    tokens = sum(batch.loss_tokens for batch in batches)
     if tokens == 0:
         return None
     loss = -tree_total(sums) / tokens

@@ -11,16 +11,14 @@ from lockstep.errors import LockstepError
 from lockstep.train.build import Run
 from lockstep.train.checkpoint import newest_whole, step_path
 from lockstep.train.display import Display, StepLine
-from lockstep.train.evaluate import evaluate
 from lockstep.train.flops import step_flops
-from lockstep.train.metrics import Metrics
+from lockstep.train.metrics import Writer
 from lockstep.train.optimizer import clip_scale
 from lockstep.train.resume import Position, save
 from lockstep.train.schedule import lr_factor
 from lockstep.train.signals import StopRequest
 from lockstep.train.speed import Speed
-from lockstep.train.step import StepGradient, step_gradient
-from lockstep.train.tree import global_norm
+from lockstep.train.step import StepGradient
 
 
 class Loop:
@@ -33,12 +31,12 @@ class Loop:
         out: Path,
         position: Position,
         display: Display,
-        metrics: Metrics,
+        metrics: Writer,
         stop: StopRequest,
     ) -> None:
         self.run, self.config, self.out, self.position = run, config, out, position
         self.display, self.metrics, self.stop = display, metrics, stop
-        self._speed = Speed(config.train, position.step)
+        self._speed = Speed(config.train, position.step, run.mesh.shape.size if run.mesh.first else 0)
         self._saved = position.step if step_path(out, position.step).exists() else None
 
     def train(self) -> Path | None:
@@ -47,7 +45,7 @@ class Loop:
         Raises `LockstepError` after ``max_bad_steps`` bad steps in a row, and when the last save fails.
         """
         train = self.config.train
-        while self.position.step < train.steps and not self.stop:
+        while self.position.step < train.steps and not self.run.engine.stopping(self.stop):
             if not self._advance():
                 break
             if self._due(train.eval_every) or (train.eval_every and self.position.step == train.steps):
@@ -64,25 +62,24 @@ class Loop:
         train, run = self.config.train, self.run
         began = time.perf_counter()
         batches = run.data.global_batch(self.position.step, train.micro_batch, train.micro_batches)
-        found = step_gradient(
-            run.model.decoder, run.compute, run.parameters, batches, train.z_loss, lambda: bool(self.stop)
-        )
+        found = run.engine.gradient(batches, train.z_loss, lambda: bool(self.stop))
         if found is None:
             return False
-        norm = global_norm(found.gradient, run.model.ops)
+        norm = run.engine.norm(found)
         lr = self.config.optimizer.lr * lr_factor(self.config.schedule, self.position.step, train.steps)
         tokens = sum(len(b.tokens) for b in batches)
         good = math.isfinite(found.objective) and math.isfinite(norm)
         if good:
-            run.optimizer.step(found.gradient, lr, clip_scale(norm, self.config.optimizer.clip_norm))
+            run.engine.update(found, lr, clip_scale(norm, self.config.optimizer.clip_norm))
         self.position = self.position.after(tokens, found.loss if good else None)
-        flops = step_flops(run.model.decoder, batches, run.adapters_only)
-        line = self._speed.line(self.position, found.loss, tokens, flops, time.perf_counter() - began)
+        flops = step_flops(run.shape, batches, run.adapters_only)
+        seconds = time.perf_counter() - began
+        line = self._speed.line(self.position, found.loss, tokens, flops, seconds)
         self.display.step(line)
-        self._log(line, found, norm, lr, good)
+        self._log(line, found, norm, lr, good, step_s=seconds, **run.engine.report())
         return True
 
-    def _log(self, line: StepLine, found: StepGradient, norm: float, lr: float, good: bool) -> None:
+    def _log(self, line: StepLine, found: StepGradient, norm: float, lr: float, good: bool, **measured: object) -> None:
         at = self.position
         if not good:
             what = "gradient" if math.isfinite(found.objective) else "loss"
@@ -92,7 +89,7 @@ class Loop:
         elif at.step % self.config.train.log_every == 0 or at.step == self.config.train.steps:
             self.metrics.write(
                 at.step, loss=found.loss, objective=found.objective, lr=lr, grad_norm=norm, tokens=at.tokens,
-                tokens_per_second=line.tokens_per_second, mfu=line.mfu, memory=line.memory,
+                tokens_per_second=line.tokens_per_second, mfu=line.mfu, memory=line.memory, **measured,
             )  # fmt: skip
 
     def _stop_if_hopeless(self, what: str) -> None:
@@ -108,9 +105,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         train = self.config.train
-        found = evaluate(
-            self.run.model.decoder, self.run.compute, self.run.data, train.eval_sequences, train.micro_batch
-        )
+        found = self.run.engine.evaluate(self.run.data, train.eval_sequences, train.micro_batch)
         if found is not None:
             self.metrics.write(self.position.step, eval_loss=found.loss, bits_per_byte=found.bits_per_byte)
             self.display.note(

@@ -6,9 +6,26 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 FILE = "metrics.jsonl"
+
+
+class Writer(Protocol):
+    """What takes a run's metrics."""
+
+    def write(self, step: int, **values: Any) -> None: ...
+    def close(self) -> None: ...
+
+
+class Nowhere:
+    """Takes the metrics of a rank that writes none."""
+
+    def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class Metrics:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from lockstep.config.parallel import ParallelConfig
+from lockstep.parallel.mesh import MeshShape
 from lockstep.train.trainer import Result, Trainer
 
 
 def plan_lines(trainer: Trainer) -> Iterator[str]:
     """Parameters, data and steps, before training begins."""
     run, config = trainer.run, trainer.config
-    train, decoder = config.train, run.model.decoder
-    whole = sum(p.numel() for p in decoder.parameters())
-    training = sum(p.numel() for p in run.parameters.values())
+    train = config.train
+    whole = sum(p.numel() for p in run.shape.parameters())
+    training = sum(p.numel() for p in run.engine.expected()[0].values())
     what = f"{amount(whole)} parameters"
-    yield f"model     {run.model.config.family}, " + (
+    yield f"model     {run.shape.config.family}, " + (
         what
         if training == whole
         else f"{what}, of which {amount(training)} in adapters train (rank {config.lora.rank})"
@@ -36,7 +38,22 @@ def plan_lines(trainer: Trainer) -> Iterator[str]:
         f"{train.steps * sequences / count:.2f} epochs in all"
     )
     yield f"numbers   {train.dtype} compute, float32 masters, numerics {train.numerics}, seed {train.seed}"
+    if run.mesh.shape.size > 1:
+        yield f"layout    {layout_line(config.parallel)}"
     yield f"output    {trainer.out}"
+
+
+def layout_line(parallel: ParallelConfig) -> str:
+    """The degrees, and what else of the layout is at work."""
+    parts = [MeshShape.of(parallel).describe()]
+    if parallel.pp > 1:
+        parts.append(parallel.schedule)
+    if parallel.recompute == "full" or parallel.recompute_layers:
+        some = "every layer" if parallel.recompute == "full" else f"{parallel.recompute_layers} layers a stage"
+        parts.append(f"recomputes {some}")
+    if parallel.fsdp:
+        parts.append("moments sharded")
+    return ", ".join(parts)
 
 
 def result_lines(trainer: Trainer, result: Result) -> Iterator[str]:

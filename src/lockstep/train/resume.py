@@ -53,9 +53,12 @@ class Position:
         return Position(self.step + 1, self.updates + 1, self.tokens + tokens, 0, loss)
 
 
-def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """The tensors (by our names) and the plain state that a checkpoint is made of."""
-    tensors = {"model": {n: p.detach() for n, p in run.parameters.items()}, "optimizer": run.optimizer.state_dict()}
+def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
+    """The tensors (by our names) and the plain state that a checkpoint is made of; None on ranks that write none."""
+    found = run.engine.state()
+    if found is None:
+        return None
+    tensors = {"model": found[0], "optimizer": found[1]}
     state = {
         "position": asdict(at),
         "data": run.data.tokens.about.key,
@@ -73,32 +76,33 @@ def save(run: Run, config: Config, at: Position, out: Path) -> Path:
     A checkpoint of a whole model is a Hugging Face directory too (float32 masters, config.json, tokenizer), so
     ``lockstep hash`` and `load` read it as it is. Raises `LockstepError` if a weight is not finite or the disk is full.
     """
-    wrong = [name for name, p in run.parameters.items() if not torch.isfinite(p.detach()).all()]
+    path, found = step_path(out, at.step), snapshot(run, config, at)
+    if found is None:
+        return path
+    tensors, documents = found
+    wrong = [name for name, p in tensors["model"].items() if not torch.isfinite(p).all()]
     if wrong:
         raise LockstepError(f"not saved at step {at.step}: {wrong[0]} holds NaN or infinite weights")
-    tensors, documents = snapshot(run, config, at)
-    stem, names = _weights_file(run)
+    stem, names = _weights_file(run, list(tensors["model"]))
     files = {stem: {names[n]: t for n, t in tensors["model"].items()}, "optimizer": tensors["optimizer"]}
     plain = {"state": documents["state"]}
     if not run.adapters_only:
-        plain["config"] = write_config(run.model.config, "float32")
+        plain["config"] = write_config(run.shape.config, "float32")
 
     def extra(folder: Path) -> None:
         save_config(config, folder / RUN_CONFIG)
         run.model.tokenizer.save(folder)
 
-    path = step_path(out, at.step)
     save_checkpoint(path, at.step, files, plain, version("lockstep"), device_class(), extra)
     prune(out, config.train.keep_last, config.train.keep_every)
     return path
 
 
-def _weights_file(run: Run) -> tuple[str, dict[str, str]]:
+def _weights_file(run: Run, ours: list[str]) -> tuple[str, dict[str, str]]:
     """The weights' file stem, and our names -> the names in it."""
-    ours = list(run.parameters)
     if run.adapters_only:
         return "adapters", {name: name for name in ours}
-    return "model", hf_names(ours, FAMILIES[run.model.config.family])
+    return "model", hf_names(ours, FAMILIES[run.shape.config.family])
 
 
 def locate(directory: Path, out: Path) -> Checkpoint:
@@ -121,7 +125,8 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     state = point.document("state")
     if not allow_changes:
         refuse_changes(point.path, _differences(run, config, point, state))
-    stem, names = _weights_file(run)
+    expected, expected_moments = run.engine.expected()
+    stem, names = _weights_file(run, list(expected))
     if not (point.path / f"{stem}.safetensors").exists():
         held = "a whole model" if run.adapters_only else "adapters"
         wanted = "adapters" if run.adapters_only else "the whole model"
@@ -130,15 +135,14 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
             "there, or begin a new run with --out"
         )
     weights, moments = point.tensors(stem), point.tensors("optimizer")
-    check_shapes(point.path, weights, {names[n]: p for n, p in run.parameters.items()})
-    check_shapes(point.path, moments, run.optimizer.state_dict())
-    with torch.no_grad():
-        for name, parameter in run.parameters.items():
-            parameter.copy_(weights[names[name]])
+    check_shapes(point.path, weights, {names[n]: p for n, p in expected.items()})
+    check_shapes(point.path, moments, expected_moments)
     at = Position(**state["position"])
-    run.optimizer.load_state_dict(moments, at.updates)
+    run.engine.load({ours: weights[theirs] for ours, theirs in names.items()}, moments, at.updates)
     torch.set_rng_state(torch.from_numpy(np.frombuffer(base64.b64decode(state["rng"]), dtype=np.uint8).copy()))
-    set_aside_after(out, at.step)
+    with run.mesh.first_alone():  # the others may still be reading
+        if run.mesh.first:
+            set_aside_after(out, at.step)
     return at
 
 

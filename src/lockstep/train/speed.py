@@ -15,11 +15,12 @@ _SMOOTH = 0.9
 
 
 class Speed:
-    """Smooths step times (exponentially, over about ten steps)."""
+    """Smooths step times (exponentially, over about ten steps). ranks: processes that train
+    together, each on a device as fast as this; 0: this one tells nobody, so nothing is measured for the MFU."""
 
-    def __init__(self, train: TrainConfig, first_step: int) -> None:
+    def __init__(self, train: TrainConfig, first_step: int, ranks: int = 1) -> None:
         self._steps = train.steps
-        self._peak = matrix_peak(getattr(torch, train.dtype))
+        self._peak = matrix_peak(getattr(torch, train.dtype)) * ranks if ranks else None
         self._seconds = self._tokens = self._flops = 0.0
 
     def line(self, at: Position, loss: float, tokens: int, flops: float, seconds: float) -> StepLine:
@@ -30,7 +31,8 @@ class Speed:
         self._flops = keep * self._flops + flops
         rate = self._tokens / self._seconds
         left = (self._steps - at.step) * tokens / rate
-        return StepLine(at.step, self._steps, loss, rate, self._flops / self._seconds / self._peak, resident(), left)
+        mfu = None if self._peak is None else self._flops / self._seconds / self._peak
+        return StepLine(at.step, self._steps, loss, rate, mfu, resident(), left)
 
 
 def resident() -> int:

@@ -45,7 +45,7 @@ def step_gradient(
     """The gradient of the mean loss over all loss tokens of the global batch, or None if ``stop`` said so between
     two micro-batches. Parameters are not changed; their ``.grad`` is None before and after.
     """
-    weight = 1.0 / max(sum(b.loss_tokens for b in batches), 1)
+    weight = token_weight(batches)
     tree = GradientTree()
     losses, objectives = [], []
     for batch in batches:
@@ -60,13 +60,26 @@ def step_gradient(
 
 def _backward(decoder: Decoder, compute: Compute, batch: Batch, weight: float, z_loss: float) -> tuple[float, float]:
     """Run one micro-batch. Returns its shares of the objective and of the loss."""
-    weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
     hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype)
+    objective, loss = shares(decoder, compute, hidden, batch, weight, z_loss)
+    objective.backward()
+    return float(objective.detach()), loss
+
+
+def shares(
+    decoder: Decoder, compute: Compute, hidden: Tensor, batch: Batch, weight: float, z_loss: float
+) -> tuple[Tensor, float]:
+    """A micro-batch's shares of the objective (a scalar with gradient) and of the loss; weight: of a loss token."""
+    weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
     objective, logprobs = compute.ops.linear_cross_entropy(
         hidden, decoder.head_weight, batch.targets, weights, z_loss=z_loss
     )
-    objective.backward()
-    return float(objective.detach()), -weight * logprob_sum(logprobs, batch.targets)
+    return objective, -weight * logprob_sum(logprobs, batch.targets)
+
+
+def token_weight(batches: Sequence[Batch]) -> float:
+    """The weight of a loss token in the mean over a global batch."""
+    return 1.0 / max(sum(b.loss_tokens for b in batches), 1)
 
 
 def logprob_sum(logprobs: Tensor, targets: Tensor) -> float:

@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
 from lockstep.model import Model
+from lockstep.parallel.collectives import Mesh, single
+from lockstep.parallel.mesh import MeshShape
 from lockstep.train.build import Run, build, export
 from lockstep.train.checkpoint import checkpoints, remove_unfinished, step_path
 from lockstep.train.data import remove_unfinished_data
 from lockstep.train.display import Display
 from lockstep.train.lock import run_lock
 from lockstep.train.loop import Loop
-from lockstep.train.metrics import Metrics
+from lockstep.train.metrics import Metrics, Nowhere, Writer
 from lockstep.train.resolve import resolve
 from lockstep.train.resume import RUN_CONFIG, Position, locate, restore, snapshot
 from lockstep.train.signals import stop_on_signal
@@ -42,7 +46,8 @@ class Trainer:
     config: a `Config`, or a loaded `Model`, which is fine-tuned in place. data: what replaces ``data.sources``, or a
     mapping of keys of that section. sections: keys of the other sections, by section. resume: the run's own
     directory or one of its checkpoints, to go on from. allow_changes: resume although the result will not be that of
-    one whole run.
+    one whole run. mesh: this process's rank and its way to the others, where ``parallel`` asks for more than one
+    (`lockstep train` starts them; under torchrun `lockstep.train.processes.joined` gives it).
 
     The run's directory is locked from here until `fit` ends or `close` is called. Raises `LockstepError` for
     whatever is wrong with configuration, data, directory or checkpoint.
@@ -56,23 +61,26 @@ class Trainer:
         resume: str | Path | None = None,
         allow_changes: bool = False,
         display: Display | None = None,
+        mesh: Mesh | None = None,
         **sections: Mapping[str, Any],
     ) -> None:
         self.config, given = resolve(config, data, sections)
         self.out = Path(self.config.train.out).expanduser()
-        self.display = display or Display()
+        mesh = mesh or _alone(self.config)
+        self.display = display or Display(None if mesh.first else Console(quiet=True))
         self.position = Position()
         self._resumed = False
         start = None if resume is None else Path(resume).expanduser()
         if start is not None and not start.is_dir():
             raise LockstepError(f"there is nothing to resume: {start} is no directory")
         with ExitStack() as stack:
-            stack.enter_context(run_lock(self.out))
+            if mesh.first:
+                stack.enter_context(run_lock(self.out))
+                remove_unfinished(step_path(self.out, 0).parent)
+                remove_unfinished_data(self.out / "data")
             stack.enter_context(self.display)
-            remove_unfinished(step_path(self.out, 0).parent)
-            remove_unfinished_data(self.out / "data")
             point = None if start is None else locate(start, self.out)
-            self.run: Run = build(self.config, given, self.out, self.display.preparing, point)
+            self.run: Run = build(self.config, given, self.out, self.display.preparing, point, mesh)
             if point is not None:
                 self.position = restore(self.run, self.config, point, self.out, allow_changes)
                 self._resumed = True
@@ -85,11 +93,14 @@ class Trainer:
 
     def fit(self) -> Result:
         """Train up to ``train.steps``, then save (and export, if asked). SIGTERM and SIGINT save and return early."""
-        if not self._resumed:
+        first = self.run.mesh.first
+        if not self._resumed and first:
             refuse_existing(self.out)
         with self._hold() as held, stop_on_signal() as stop:
-            save_config(self.config, self.out / RUN_CONFIG)
-            metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard, self.display.note)
+            metrics: Writer = Nowhere()
+            if first:
+                save_config(self.config, self.out / RUN_CONFIG)
+                metrics = Metrics(self.out, self.position.step + 1, self.config.train.tensorboard, self.display.note)
             held.callback(metrics.close)
             loop = Loop(self.run, self.config, self.out, self.position, self.display, metrics, stop)
             try:
@@ -107,9 +118,12 @@ class Trainer:
         self._resumed = True
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: ``model`` and ``optimizer`` tensors (float32, not copies), and plain documents."""
-        tensors, documents = snapshot(self.run, self.config, self.position)
-        return {**tensors, **documents}
+        """What a checkpoint holds: ``model`` and ``optimizer`` tensors (float32, not copies), and plain documents.
+
+        On a mesh every rank must call it; the first has it all, the others get nothing.
+        """
+        found = snapshot(self.run, self.config, self.position)
+        return {} if found is None else {**found[0], **found[1]}
 
     def close(self) -> None:
         """Give up the run's directory without training."""
@@ -121,9 +135,20 @@ class Trainer:
         held, self._held = self._held, None
         if held is None:
             held = ExitStack()
-            held.enter_context(run_lock(self.out))
+            if self.run.mesh.first:
+                held.enter_context(run_lock(self.out))
             held.enter_context(self.display)
         return held
+
+
+def _alone(config: Config) -> Mesh:
+    size = MeshShape.of(config.parallel).size
+    if size > 1:
+        raise LockstepError(
+            f"parallel asks for {MeshShape.of(config.parallel).describe()} = {size} processes, and this is one: start "
+            "them with `lockstep train` or torchrun"
+        )
+    return single()
 
 
 def begun(out: Path) -> bool:

@@ -1,0 +1,95 @@
+"""How a step is computed: by this process alone, or by the ranks of a mesh together. The loop does not see which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.model import Model
+from lockstep.train.data import Batch, Dataset
+from lockstep.train.evaluate import Evaluation, evaluate
+from lockstep.train.optimizer import AdamW
+from lockstep.train.signals import StopRequest
+from lockstep.train.step import Compute, StepGradient, step_gradient
+from lockstep.train.tree import global_norm
+
+
+class Engine(Protocol):
+    """What the loop asks for. On a mesh every rank asks for the same, in the same order."""
+
+    def stopping(self, stop: StopRequest) -> bool:
+        """Whether anybody was asked to stop; then ``stop`` says so on every rank."""
+
+    def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
+        """The gradient of a global batch, of the parameters that this rank updates; None if ``stop`` said so."""
+
+    def norm(self, found: StepGradient) -> float:
+        """The norm of the whole model's gradient."""
+
+    def update(self, found: StepGradient, lr: float, scale: float) -> None:
+        """One optimizer step."""
+
+    def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
+        """The loss on held-out documents; None if nothing is held out."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+        """The whole model's trained parameters and moments, by name; None on ranks that do not write."""
+
+    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
+        """Take the whole model's parameters and moments."""
+
+    def expected(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Tensors of the shapes that `state` gives and `load` takes (values mean nothing)."""
+
+    def whole_model(self) -> Model | None:
+        """The whole model; None on ranks that do not write."""
+
+    def report(self) -> dict[str, object]:
+        """What this engine adds to a step's line of metrics."""
+
+
+class OneProcess:
+    """The engine of a single process."""
+
+    def __init__(self, model: Model, parameters: dict[str, nn.Parameter], optimizer: AdamW) -> None:
+        self.model, self.parameters, self.optimizer = model, parameters, optimizer
+
+    def stopping(self, stop: StopRequest) -> bool:
+        return bool(stop)
+
+    def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
+        return step_gradient(self.model.decoder, self._compute, self.parameters, batches, z_loss, stop)
+
+    def norm(self, found: StepGradient) -> float:
+        return global_norm(found.gradient, self.model.ops)
+
+    def update(self, found: StepGradient, lr: float, scale: float) -> None:
+        self.optimizer.step(found.gradient, lr, scale)
+
+    def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
+        return evaluate(self.model.decoder, self._compute, data, sequences, micro_batch)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state_dict()
+
+    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(weights[name])
+        self.optimizer.load_state_dict(moments, updates)
+
+    def expected(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return self.state()
+
+    def whole_model(self) -> Model:
+        return self.model
+
+    def report(self) -> dict[str, object]:
+        return {}
+
+    @property
+    def _compute(self) -> Compute:
+        return Compute(self.model.ops, self.model.dtype)

@@ -1,0 +1,69 @@
+"""From the configuration's layout to this rank's part of the model, or the reason why it cannot be."""
+
+from __future__ import annotations
+
+from lockstep.config import Config, ModelConfig
+from lockstep.errors import LockstepError
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.partition import Partition
+from lockstep.parallel.schedules import schedule
+from lockstep.parallel.stages import stages_of
+from lockstep.parallel.tree import spread
+
+
+def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | None:
+    """This rank's part of a model of this shape; None where one process trains it in the plain way.
+
+    Raises LockstepError for a layout that does not fit the processes, the model, the batch or this version.
+    """
+    parallel = config.parallel
+    check_layout(config, shape)
+    asked = MeshShape.of(parallel)
+    asked.check_world(mesh.shape.size)
+    if asked != mesh.shape:
+        raise LockstepError(
+            f"parallel asks for {asked.describe()}, but the mesh that was given is {mesh.shape.describe()}"
+        )
+    recomputes = parallel.recompute == "full" or parallel.recompute_layers > 0
+    if mesh.shape.size == 1 and not recomputes:
+        return None
+    count = len(spread(config.train.micro_batches, parallel.dp)[mesh["dp"].index])
+    table = schedule(parallel.schedule, parallel.pp, count, chunks=parallel.chunks)
+    stages = stages_of(shape.num_layers, table, shape.tie_embeddings, parallel.layers_per_stage)
+    return Partition(shape, mesh, table, stages)
+
+
+def check_layout(config: Config, shape: ModelConfig) -> None:
+    """Refuse what this version does not run, and degrees that do not divide."""
+    parallel, train = config.parallel, config.train
+    for axis, what in (("cp", "context parallelism"), ("ep", "expert parallelism")):
+        if getattr(parallel, axis) > 1:
+            raise LockstepError(
+                f"parallel.{axis} is {getattr(parallel, axis)}: {what} is planned for, but not run in this version; "
+                f"set it to 1 (with `lockstep plan`: --pin {axis}=1)"
+            )
+    if parallel.fsdp > 1:
+        raise LockstepError(
+            f"parallel.fsdp is {parallel.fsdp}: sharded gradients (2) and weights (3) are planned for, but not run in "
+            "this version; set it to 1, which shards the optimizer's moments (with `lockstep plan`: --pin fsdp=1)"
+        )
+    if train.micro_batches < parallel.dp:
+        raise LockstepError(
+            f"train.micro_batches is {train.micro_batches}, fewer than the {parallel.dp} replicas of parallel.dp: each "
+            "takes at least one; raise train.micro_batches (and lower train.micro_batch for the same batch) or lower "
+            "parallel.dp"
+        )
+    if parallel.tp > 1 or shape.canonical_tp > 1:
+        raise LockstepError("tensor parallelism is not run in this version: set parallel.tp and canonical_tp to 1")
+    if shape.canonical_tp % parallel.tp:
+        raise LockstepError(
+            f"parallel.tp is {parallel.tp}, which does not divide the model's canonical_tp {shape.canonical_tp}: set "
+            f"train.canonical_tp to {parallel.tp} or a multiple. It is part of the model's numerics (its sums are made "
+            "of so many segments on every layout), so a run keeps it from its first step"
+        )
+    if config.lora.rank and parallel.pp * parallel.tp > 1:
+        raise LockstepError(
+            f"lora.rank {config.lora.rank} with parallel.pp {parallel.pp} and parallel.tp {parallel.tp}: adapters "
+            "train with data parallelism only in this version; set pp and tp to 1"
+        )

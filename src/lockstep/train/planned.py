@@ -1,0 +1,57 @@
+"""A configuration with the layout and the batch of a plan: what `lockstep train --plan` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import Config, ModelConfig
+from lockstep.config.check import check
+from lockstep.errors import LockstepError
+from lockstep.model import load
+from lockstep.plan import ModelShape, check_model, load_plan
+
+
+def planned(config: Config, file: Path) -> Config:
+    """The configuration with ``parallel`` and the global batch as the plan has them.
+
+    The plan's micro-batches become the canonical ones, so the same plan gives the same bits on any layout of it.
+    Raises LockstepError for a plan of another model (what differs) or with what this version does not run.
+    """
+    plan = load_plan(file)
+    shape = config.model if isinstance(config.model, ModelConfig) else load(config.model, numerics="fast").config
+    check_model(plan, planner_shape(shape))
+    layout, batch = plan.layout, plan.batch
+    if layout.offload_layers:
+        raise LockstepError(
+            f"{file}: offload_layers is {layout.offload_layers}: activations in host memory are planned for, but not "
+            "run in this version; make the plan with --pin offload_layers=0"
+        )
+    degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
+    choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers")}
+    tree: dict[str, Any] = config.model_dump()
+    tree["parallel"] |= degrees | choices | {
+        "chunks": layout.chunks if layout.schedule == "interleaved" else None,
+        "layers_per_stage": list(layout.layers_per_stage) if layout.pp > 1 else [],
+    }  # fmt: skip
+    tree["train"] |= {"micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch}
+    tree["data"] |= {"seq_len": batch.seq}
+    if max(shape.canonical_tp, config.train.canonical_tp or 1) < layout.tp:
+        tree["train"]["canonical_tp"] = layout.tp
+    return check(Config, tree, str(file))
+
+
+def planner_shape(config: ModelConfig) -> ModelShape:
+    """What the planner knows of a model."""
+    return ModelShape(
+        name=config.family,
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        vocab=config.vocab_size,
+        intermediate=config.intermediate_size,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        gated=True,
+        tied=config.tie_embeddings,
+    )

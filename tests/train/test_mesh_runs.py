@@ -1,0 +1,254 @@
+"""Whole runs on a mesh: the bytes of one process on every layout, resumed on any other, and what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from processes import start
+from tests.ranks_as_threads import on_threads
+from tiny_run import tiny_tree
+from torch import Tensor
+
+from lockstep.config import Config
+from lockstep.config.check import check
+from lockstep.errors import LockstepError
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.mesh import MeshShape
+from lockstep.train import Trainer, speed
+from lockstep.train.checkpoint import checkpoints, load_checkpoint
+from lockstep.train.metrics import read_metrics
+
+Tiny = Callable[..., Config]
+
+TRAIN = {"steps": 4, "micro_batches": 5, "save_every": 2, "eval_every": 2, "keep_last": 9}
+MODEL = {"num_layers": 4}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "matrix_peak", lambda dtype: 1e11)
+
+
+def layout(parallel: dict[str, Any]) -> MeshShape:
+    return MeshShape(**{k: v for k, v in parallel.items() if k in ("pp", "dp", "tp")})
+
+
+def run(config: Config, parallel: dict[str, Any], resume: Path | None = None) -> None:
+    """Train to the end, the ranks being threads."""
+
+    def work(mesh: Mesh) -> None:
+        Trainer(config, resume=resume, mesh=mesh, parallel=parallel).fit()
+
+    on_threads(layout(parallel), work)
+
+
+def content(out: Path) -> dict[str, dict[str, Tensor]]:
+    """The tensors of every checkpoint."""
+    found = {}
+    for path in checkpoints(out):
+        point = load_checkpoint(path)
+        found[path.name] = {**point.tensors("model"), **point.tensors("optimizer")}
+    return found
+
+
+def same(a: Path, b: Path, names: list[str] | None = None) -> None:
+    left, right = content(a), content(b)
+    for step in names or sorted(left):
+        assert left[step].keys() == right[step].keys()
+        for name, tensor in left[step].items():
+            assert torch.equal(tensor, right[step][name]), (step, name)
+
+
+def losses(out: Path) -> list[tuple[Any, ...]]:
+    keys = ("step", "loss", "objective", "grad_norm", "eval_loss")
+    return [tuple(line.get(key) for key in keys) for line in read_metrics(out)]
+
+
+LAYOUTS = {
+    "dp2": {"dp": 2},
+    "dp3, moments sharded": {"dp": 3, "fsdp": 1},
+    "pp2 1f1b": {"pp": 2, "recompute_layers": 1},
+    "pp2 zb-v": {"pp": 2, "schedule": "zb-v", "layers_per_stage": [2, 2]},
+    "pp2 dp2, moments sharded": {"pp": 2, "dp": 2, "fsdp": 1, "schedule": "zb-h1", "recompute": "full"},
+    "one process that recomputes": {"recompute": "full"},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, name: str) -> None:
+    """Losses, norms, evaluations, and every checkpoint's weights and moments."""
+    alone, mesh = tmp_path / "alone", tmp_path / "mesh"
+    config = functools.partial(tiny, model={**MODEL, "tie_embeddings": name != "dp2"}, train=TRAIN)
+    Trainer(config(alone)).fit()
+    run(config(mesh), LAYOUTS[name])
+    same(alone, mesh)
+    assert losses(alone) == losses(mesh)
+
+
+def test_a_run_goes_on_upon_another_layout(tiny: Tiny, tmp_path: Path) -> None:
+    """Two processes, then a pipeline, then one process again: the weights of a run that was never stopped."""
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    train = {**TRAIN, "steps": 6}
+    Trainer(tiny(whole, model=MODEL, train=train)).fit()
+    config = tiny(moved, model=MODEL, train=train)
+    for steps, parallel in ((2, {"dp": 2, "fsdp": 1}), (4, {"pp": 2, "schedule": "v-half"}), (6, {})):
+        part = config.model_copy(update={"train": config.train.model_copy(update={"save_every": 2})})
+        halted = _Halted(steps)
+        on_threads(
+            layout(parallel),
+            lambda mesh, halted=halted, part=part, parallel=parallel: halted.fit(
+                Trainer(part, resume=moved if checkpoints(moved) else None, mesh=mesh, parallel=parallel)
+            ),
+        )
+    same(whole, moved, ["step-00000006"])
+
+
+class _Halted:
+    """Stops a trainer after so many steps, as a signal does, by asking one rank only."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def fit(self, trainer: Trainer) -> None:
+        engine = trainer.run.engine
+        real = engine.stopping
+
+        def stopping(stop: Any) -> bool:
+            if trainer.run.mesh.rank == trainer.run.mesh.shape.size - 1 and self.reached(trainer):
+                stop.signal = "SIGTERM"
+            return real(stop)
+
+        engine.stopping = stopping
+        self.done = 0
+        trainer.fit()
+
+    def reached(self, trainer: Trainer) -> bool:
+        at = trainer.position.step + self.done >= self.steps < trainer.config.train.steps
+        self.done += 1
+        return at
+
+
+def test_metrics_tell_each_ranks_memory_and_each_axis_bytes(tiny: Tiny, tmp_path: Path) -> None:
+    run(tiny(model=MODEL, train={**TRAIN, "steps": 2}), {"pp": 2, "dp": 2})
+    line = next(line for line in read_metrics(tmp_path / "run") if "loss" in line)
+    assert len(line["peak_memory"]) == 4
+    assert min(line["peak_memory"]) > 10e6
+    assert line["step_s"] > 0
+    assert line["sent_bytes"].keys() >= {"pp", "dp"}
+    # Of every micro-batch (2 x 32 tokens of 32 float32) an activation, a gradient and rows of the tied embedding.
+    assert line["sent_bytes"]["pp"] > 5 * 2 * 2 * 32 * 32 * 4 * 0.9
+
+
+def refused(config: Config, mesh: Mesh | None = None, **parallel: Any) -> str:
+    with pytest.raises(LockstepError) as error:
+        Trainer(config, mesh=mesh, parallel=parallel)
+    return str(error.value)
+
+
+def test_layouts_that_cannot_be_are_told(tiny: Tiny) -> None:
+    assert "pp2 dp2 = 4 processes, and this is one" in refused(tiny(), pp=2, dp=2)
+
+    wrong = {
+        "dp 3 x cp 1 x tp 1 = 3 ranks, but 2 processes were started": ("dp", {"dp": 3}, {}),
+        "parallel asks for pp2, but the mesh that was given is dp2": ("dp", {"pp": 2}, {}),
+        "parallel.cp is 2: context parallelism is planned for, but not run": ("dp", {"cp": 2}, {}),
+        "parallel.ep is 2: expert parallelism is planned for, but not run": ("dp", {"dp": 2, "ep": 2}, {}),
+        "parallel.fsdp is 3": ("dp", {"dp": 2, "fsdp": 3}, {}),
+        "train.micro_batches is 1, fewer than the 2 replicas": ("dp", {"dp": 2}, {"train": {"micro_batches": 1}}),
+        "did you mean '1f1b'": ("pp", {"pp": 2, "schedule": "1f2b"}, {}),
+        "2 layers, too few for 2 pipeline stages x 2 chunks (zb-v)": ("pp", {"pp": 2, "schedule": "zb-v"}, {}),
+        "is [2, 2]: give 2 numbers (one per stage) that sum to the model's 2 layers":
+            ("pp", {"pp": 2, "layers_per_stage": [2, 2]}, {}),
+        "adapters train with data parallelism only": ("pp", {"pp": 2}, {"lora": {"rank": 2}}),
+    }  # fmt: skip
+    for expected, (axis, parallel, sections) in wrong.items():
+        config = tiny(**sections)
+        on_threads(MeshShape(**{axis: 2}), functools.partial(_refused_on, config, parallel, expected))
+
+
+def _refused_on(config: Config, parallel: dict[str, Any], expected: str, mesh: Mesh) -> None:
+    assert expected in refused(config, mesh, **parallel)
+
+
+def test_adapters_train_on_two_replicas(tiny: Tiny, tmp_path: Path) -> None:
+    config = functools.partial(tiny, lora={"rank": 2, "merge": True}, train={**TRAIN, "export": True})
+    Trainer(config(tmp_path / "alone")).fit()
+    run(config(tmp_path / "mesh"), {"dp": 2, "fsdp": 1})
+    left, right = (load_checkpoint(checkpoints(tmp_path / n)[-1]).tensors("adapters") for n in ("alone", "mesh"))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    files = [(tmp_path / n / "export" / "model.safetensors").read_bytes() for n in ("alone", "mesh")]
+    assert files[0] == files[1]
+
+
+def test_a_pipeline_exports_the_whole_model(tiny: Tiny, tmp_path: Path) -> None:
+    config = functools.partial(tiny, model={**MODEL, "tie_embeddings": False}, train={**TRAIN, "export": True})
+    Trainer(config(tmp_path / "alone")).fit()
+    run(config(tmp_path / "mesh"), {"pp": 2})
+    files = [(tmp_path / n / "export" / "model.safetensors").read_bytes() for n in ("alone", "mesh")]
+    assert files[0] == files[1]
+
+
+def test_processes_train_and_one_that_is_killed_ends_the_others(tiny: Tiny, text: Path, tmp_path: Path) -> None:
+    """`lockstep train` with two real processes; one is killed; the run goes on with one process and ends as it must."""
+    train = {**TRAIN, "steps": 12, "eval_every": 0}
+    tree = tiny_tree(text, tmp_path / "mesh", model=MODEL, train=train, parallel={"dp": 2})
+    file, log = tmp_path / "run.yaml", tmp_path / "log"
+    file.write_text(yaml.safe_dump(tree))
+    process = start(["train", str(file)], log)
+    _until(lambda: len(checkpoints(tmp_path / "mesh")) >= 2, process, log)
+    ranks = sorted(_children(process.pid))
+    assert len(ranks) == 2
+    os.kill(ranks[1], signal.SIGKILL)
+    process.join(60)
+    told = [line for line in log.read_text().splitlines() if line.startswith("lockstep:")]
+    assert told == [
+        "lockstep: rank 1 of 2 was killed by SIGKILL (out of memory?); the others were ended. "
+        "Go on from the last checkpoint with --resume"
+    ]
+    assert process.exitcode == 2
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    Trainer(check(Config, tree, "test"), resume=tmp_path / "mesh", parallel={"dp": 1}).fit()
+    Trainer(tiny(tmp_path / "whole", model=MODEL, train=train)).fit()
+    same(tmp_path / "mesh", tmp_path / "whole", ["step-00000012"])
+
+
+def _until(done: Callable[[], bool], process: Any, log: Path) -> None:
+    end = time.monotonic() + 90
+    while not done():
+        assert process.is_alive(), log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_a_plan_is_run_as_it_is(tiny: Tiny, tmp_path: Path) -> None:
+    from lockstep.plan import Batch, Layout, Plan, predict
+    from lockstep.train.planned import planned, planner_shape
+
+    config = tiny(model={**MODEL, "vocab_size": 300})
+    shape = planner_shape(config.model)
+    batch = Batch(8, 16)
+    chosen = Layout(pp=2, micro_batch=2, schedule="zb-h1", recompute="full")
+    Plan(shape, "2xcpu", batch, chosen, predict(shape, chosen, "2xA100-80", batch)).save(tmp_path / "plan.yaml")
+    found = planned(config, tmp_path / "plan.yaml")
+    assert (found.train.micro_batch, found.train.micro_batches, found.data.seq_len) == (2, 4, 16)
+    assert (found.parallel.pp, found.parallel.schedule, found.parallel.recompute) == (2, "zb-h1", "full")
+    other = tiny(model={**MODEL, "num_layers": 6})
+    with pytest.raises(LockstepError, match="another model: layers 4 in the plan, 6 in the model"):
+        planned(other, tmp_path / "plan.yaml")
+    assert json.loads(json.dumps(found.model_dump(mode="json")))["parallel"]["pp"] == 2
