@@ -1,0 +1,256 @@
+"""Training speed and memory, side by side with peers: the same weights, tokens and optimizer, a step each in turn."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lockstep.bench.machine import Machine, describe
+from lockstep.bench.report import Report
+from lockstep.bench.shapes import shape
+from lockstep.bench.train_own import OWN
+from lockstep.bench.turns import Spread, ratios, take_turns
+from lockstep.config import ModelConfig
+from lockstep.errors import LockstepError
+from lockstep.model import Model
+from lockstep.model.init import random_decoder
+from lockstep.ops import Packed, operators
+from lockstep.ops.peaks import matrix_peak
+from lockstep.train.data import Batch
+from lockstep.train.flops import step_flops
+
+SAME = 1e-2
+"""How far first losses may be apart: bfloat16 rounding of the whole model moves them by a tenth of that."""
+_RATE = 1e-4
+_PEERS = {
+    "hf-eager": ("transformers", "bfloat16", "eager"),
+    "hf-compile": ("transformers", "bfloat16", "compile"),
+    "hf-eager-float32": ("transformers", "float32", "eager"),
+    "hf-compile-float32": ("transformers", "float32", "compile"),
+}
+"""Environment, dtype, mode. float32 is the better setting for PyTorch on processors without bf16 instructions."""
+
+
+@dataclass
+class Side:
+    """One side: its process, and what it answered so far."""
+
+    name: str
+    process: subprocess.Popen[str]
+    losses: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+
+    def step(self) -> float:
+        """Seconds of one more step. LockstepError when the process is gone."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write("step\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise LockstepError(f"the side {self.name} ended with {self.process.wait()}: what it printed says why.")
+        answer = json.loads(line)
+        self.losses.append(answer["loss"])
+        self.peak_bytes = answer["peak_bytes"]
+        return float(answer["seconds"])
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a side measured. first_s: its first step, compilation included."""
+
+    name: str
+    seconds: list[float]
+    first_s: float
+    peak_bytes: int
+    losses: list[float]
+
+
+def bench_train(
+    model: str,
+    vs: Sequence[str],
+    rounds: int,
+    peers: Path,
+    size: tuple[int, int] = (4, 512),
+    note: Callable[[str], None] = print,
+) -> Report:
+    """Measure `lockstep` and these sides on a shape with size = (sequences, tokens of each).
+
+    peers: where `benchmarks/peers.sh` put environments; a peer that has none there runs in this one.
+    """
+    config, names = shape(model), ["lockstep", *(name for name in vs if name != "lockstep")]
+    unknown = [name for name in names if name not in OWN and name not in _PEERS]
+    if unknown:
+        raise LockstepError(f"--vs names {unknown[0]!r}: known are {', '.join([*OWN, *_PEERS])}.")
+    commands = {name: _command(name, peers) for name in names}  # a missing peer is told of before anything runs
+    machine = describe("transformers")
+    with tempfile.TemporaryDirectory() as scratch:
+        _write_inputs(config, size, Path(scratch))
+        found = _measure(commands, rounds, Path(scratch), note)
+    check_same_work(found)
+    return _report(model, config, size, found, machine, list(vs))
+
+
+def check_same_work(sides: Sequence[Found]) -> None:
+    """LockstepError unless the losses of the first step, before any update, agree to SAME."""
+    for side in sides[1:]:
+        apart = abs(side.losses[0] - sides[0].losses[0])
+        if not apart <= SAME:
+            raise LockstepError(
+                f"the first losses of {sides[0].name} and {side.name} are {apart:.4f} apart ({sides[0].losses[0]:.4f}, "
+                f"{side.losses[0]:.4f}), more than {SAME}: the sides do not do the same work, so their times cannot be "
+                "compared."
+            )
+
+
+def _write_inputs(config: ModelConfig, size: tuple[int, int], directory: Path) -> None:
+    """Random weights (seed 0), as float32 in a Hugging Face directory, and tokens."""
+    Model(random_decoder(config, 0), None, operators("fast"), torch.float32).save(directory / "model")
+    generator = torch.Generator().manual_seed(1)
+    np.save(directory / "tokens.npy", torch.randint(config.vocab_size, size, generator=generator).numpy())
+
+
+def _command(name: str, peers: Path) -> Callable[[Path], list[str]]:
+    """The command line of a side, given the directory of its inputs."""
+    if name in OWN:
+        start = [sys.executable, "-m", "lockstep.bench.train_own"]
+        return lambda at: [*start, str(at / "model"), str(at / "tokens.npy"), name, str(_RATE)]
+    package, dtype, mode = _PEERS[name]
+    script = Path(__file__).parent / "peers" / f"{package}_train.py"
+    start = [_interpreter(package, peers), str(script)]
+    return lambda at: [*start, str(at / "model"), str(at / "tokens.npy"), dtype, mode, str(_RATE)]
+
+
+def _interpreter(package: str, peers: Path) -> str:
+    """The Python of a peer: of its own environment, or this one."""
+    own = peers / package / "bin" / "python"
+    if own.exists():
+        return str(own)
+    if importlib.util.find_spec(package) is not None:
+        return sys.executable
+    raise LockstepError(
+        f"{package} is installed neither in {peers / package} nor beside Lockstep: run `benchmarks/peers.sh {package}`,"
+        " or leave its sides out of --vs."
+    )
+
+
+def _measure(
+    commands: dict[str, Callable[[Path], list[str]]], rounds: int, inputs: Path, note: Callable[[str], None]
+) -> list[Found]:
+    sides = [Side(name, _start(command(inputs))) for name, command in commands.items()]
+    try:
+        first = {}
+        for side in sides:
+            first[side.name] = side.step()
+            note(f"{side.name}: first step {first[side.name]:.1f} s, loss {side.losses[0]:.4f}")
+        turns = {side.name: side.step for side in sides}
+        seconds = take_turns(turns, rounds, progress=lambda i, now: note(_round(i, now)))
+        return [Found(s.name, seconds[s.name], first[s.name], s.peak_bytes, s.losses) for s in sides]
+    finally:
+        for side in sides:
+            _end(side.process)
+
+
+def _round(number: int, seconds: dict[str, float]) -> str:
+    return f"round {number + 1}: " + "  ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """A side ends when its input does; one that is stuck is ended."""
+    try:
+        process.communicate(timeout=30)
+    except (subprocess.TimeoutExpired, BrokenPipeError):
+        process.kill()
+        process.wait()
+
+
+def _report(
+    model: str, config: ModelConfig, size: tuple[int, int], found: Sequence[Found], machine: Machine, vs: list[str]
+) -> Report:
+    sequences, length = size
+    peak, ours = matrix_peak(torch.bfloat16), found[0]
+    decoder = random_decoder(config, 0)
+    tokens = torch.zeros(sequences * length, dtype=torch.int64)
+    flops = step_flops(decoder, [Batch(tokens, tokens, Packed.of([length] * sequences))])
+    count = sum(p.numel() for p in decoder.parameters())
+    row = partial(_row, ours=ours, tokens=sequences * length, ideal=flops / peak)
+    return Report(
+        name=f"train-{model}",
+        title=f"Training {model}: {count / 1e6:.1f} M parameters, {sequences} x {length} tokens",
+        command=f"lockstep bench train --model {model} --vs {','.join(vs)} --rounds {len(ours.seconds)}",
+        machine=machine,
+        columns=("side", "tokens/s", "spread", "MFU", "lockstep is", "first step", "peak memory", "losses"),
+        rows=tuple(row(side) for side in found),
+        notes=tuple(_notes(found, flops, peak)),
+        data={
+            "shape": config.model_dump(mode="json"), "parameters": count, "step_flops": flops, "matrix_peak": peak,
+            "sides": [vars(side) for side in found],
+        },
+    )  # fmt: skip
+
+
+def _row(side: Found, ours: Found, tokens: int, ideal: float) -> tuple[str, ...]:
+    spread, ratio = Spread.of(side.seconds), ratios(ours.seconds, side.seconds)
+    return (
+        side.name,
+        f"{tokens / spread.median:,.0f}",
+        f"{100 * spread.width:.0f} %",
+        f"{100 * ideal / spread.median:.0f} %",
+        "" if side is ours else f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})",
+        f"{side.first_s:.1f} s",
+        f"{side.peak_bytes / 2**30:.2f} GiB",
+        f"{side.losses[0]:.4f} .. {side.losses[-1]:.4f}",
+    )
+
+
+def _notes(found: Sequence[Found], flops: float, peak: float) -> list[str]:
+    ours = found[0]
+    notes = [
+        f"MFU: {flops / 1e9:,.1f} GFLOP a step (6 N with the head, plus causal attention) over this machine's matrix "
+        f"peak, {peak / 1e9:.0f} GFLOP/s. Spread: (slowest - fastest step) / median. `lockstep` is: per round, median "
+        "(least - largest)."
+    ]
+    for side in found[1:]:
+        memory = side.peak_bytes / ours.peak_bytes
+        if side.name.startswith("hf"):
+            notes.append(
+                f"`lockstep` keeps float32 masters and moments and takes {1 / memory:.2f} of the peak memory of "
+                f"`{side.name}`."
+            )
+        if side.name == "lockstep-fast":
+            more = ratios(side.seconds, ours.seconds).median - 1.0
+            notes.append(
+                f"A step under `bitwise` takes {100 * more:+.0f} % of one under `fast` (target: at most +5 %)."
+            )
+    return notes + _pure(found)
+
+
+def _pure(found: Sequence[Found]) -> list[str]:
+    """Peak memory at the peer's own precision, where both ran."""
+    by_name = {side.name: side for side in found}
+    pure = by_name.get("lockstep-pure-bf16")
+    peers = [by_name[name] for name in ("hf-eager", "hf-compile") if name in by_name]
+    if pure is None:
+        return []
+    return [
+        f"With weights and moments in bfloat16 on both sides ours takes {pure.peak_bytes / peer.peak_bytes:.2f} of the "
+        f"peak memory of `{peer.name}` (target: at most 0.6)."
+        for peer in peers
+    ]

@@ -1,0 +1,92 @@
+"""Lockstep's own sides of the training bench, one process each.
+
+python -m lockstep.bench.train_own MODEL_DIRECTORY TOKENS.npy SIDE LEARNING_RATE
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from lockstep.bench.step_server import serve
+from lockstep.config.train import OptimizerConfig
+from lockstep.model import load
+from lockstep.ops import Numerics, Packed, operators
+from lockstep.train.data import Batch
+from lockstep.train.optimizer import AdamW
+from lockstep.train.step import Compute, step_gradient
+
+
+@dataclass(frozen=True)
+class Own:
+    """How a side runs. masters: dtype of weights and moments."""
+
+    numerics: Numerics = "bitwise"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    masters: Literal["bfloat16", "float32"] = "float32"
+
+
+OWN = {
+    "lockstep": Own(),
+    "lockstep-float32": Own(dtype="float32"),
+    "lockstep-fast": Own(numerics="fast"),
+    "lockstep-pure-bf16": Own(masters="bfloat16"),
+}
+"""`lockstep-pure-bf16` keeps weights, gradients and moments in bfloat16, as `transformers` in bfloat16 does."""
+
+
+def main(directory: str, tokens: str, side: str, rate: str) -> None:
+    own, ids = OWN[side], torch.from_numpy(np.load(tokens))
+    decoder = load(directory, dtype=own.masters, numerics="fast").decoder
+    for parameter in decoder.parameters():
+        parameter.data = parameter.data.clone()  # memory of its own: a loaded weight is a view of the file
+    decoder.train()
+    serve((_trainer if own.masters == "float32" else _pure)(decoder, own, _batch(ids), float(rate)))
+
+
+def _batch(ids: torch.Tensor) -> Batch:
+    sequences, length = ids.shape
+    targets = torch.cat([ids[:, 1:], torch.full((sequences, 1), -1)], dim=1)
+    return Batch(ids.flatten(), targets.flatten(), Packed.of([length] * sequences))
+
+
+def _trainer(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:
+    """What the trainer does in a step."""
+    compute = Compute(operators(own.numerics), getattr(torch, own.dtype))
+    parameters = dict(decoder.named_parameters())
+    optimizer = AdamW(parameters, OptimizerConfig(lr=rate, weight_decay=0.0), compute.ops)
+
+    def step() -> float:
+        found = step_gradient(decoder, compute, parameters, [batch], z_loss=0.0)  # type: ignore[arg-type]
+        assert found is not None
+        optimizer.step(found.gradient, rate)
+        return found.loss
+
+    return step
+
+
+def _pure(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:
+    """The same operators with the peer's precision and the peer's optimizer."""
+    ops, weights = operators(own.numerics), torch.full(batch.targets.shape, 1.0 / batch.loss_tokens)
+    optimizer = torch.optim.AdamW(
+        decoder.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
+    )
+
+    def step() -> float:
+        hidden = decoder(ops, batch.tokens, batch.packed, dtype=torch.bfloat16)
+        loss, _ = ops.linear_cross_entropy(hidden, decoder.head_weight, batch.targets, weights)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())
+
+    return step
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,54 @@
+"""The training bench with tiny sizes: real processes, real peers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from lockstep.bench.train import Found, _notes, bench_train, check_same_work
+from lockstep.errors import LockstepError
+
+RUN = {"model": "tiny", "rounds": 2, "size": (2, 32), "note": lambda line: None}
+
+
+def test_every_side_does_the_same_work_in_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr("lockstep.bench.train.matrix_peak", lambda dtype: 1e11)  # to measure it takes seconds
+    vs = ["lockstep-pure-bf16", "hf-eager"]
+    report = bench_train(vs=vs, peers=tmp_path, **RUN)
+    sides = {side["name"]: side for side in report.data["sides"]}
+    assert list(sides) == ["lockstep", *vs]
+    for side in sides.values():
+        assert len(side["seconds"]) == 2
+        assert len(side["losses"]) == 1 + 1 + 2, "the first step, the warm-up, the measured ones"
+        assert abs(side["losses"][0] - math.log(512)) < 0.2, "random weights know nothing of 512 tokens"
+        assert side["losses"][-1] < side["losses"][0]
+        assert 2**26 < side["peak_bytes"] < 2**32
+    assert [row[0] for row in report.rows] == list(sides)
+    assert report.command == f"lockstep bench train --model tiny --vs {','.join(vs)} --rounds 2"
+    assert any("bfloat16 on both sides" in note for note in report.notes)
+    json.loads(report.json())
+
+
+def test_an_unknown_side_and_a_missing_peer_are_told_before_anything_runs(tmp_path, monkeypatch):
+    with pytest.raises(LockstepError, match=r"--vs names 'hf'.*hf-eager"):
+        bench_train(vs=["hf"], peers=tmp_path, **RUN)
+    with pytest.raises(LockstepError, match="known shapes are tiny, llama-27m"):
+        bench_train(vs=[], peers=tmp_path, **(RUN | {"model": "huge"}))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(LockstepError, match=r"peers.sh transformers"):
+        bench_train(vs=["hf-eager"], peers=tmp_path, **RUN)
+
+
+def test_notes_compare_with_fast():
+    sides = [Found("lockstep", [1.1, 1.1], 1.0, 1, [2.0]), Found("lockstep-fast", [1.0, 1.0], 1.0, 1, [2.0])]
+    assert "takes +10 % of one under `fast`" in " ".join(_notes(sides, 1e9, 1e11))
+
+
+@pytest.mark.parametrize("loss", [2.02, float("nan")])
+def test_sides_that_do_other_work_are_refused(loss):
+    ours = Found("lockstep", [1.0], 1.0, 1, [2.0])
+    check_same_work([ours, Found("peer", [1.0], 1.0, 1, [2.009])])
+    with pytest.raises(LockstepError, match="do not do the same work"):
+        check_same_work([ours, Found("peer", [1.0], 1.0, 1, [loss])])
