@@ -1,0 +1,199 @@
+"""What the operator bench runs: the operators of a decoder on the shapes of SmolLM2-135M, PyTorch's own beside each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lockstep.ops import PAGE, AdamWFactors, KVPages, Operators, Packed, Paged, plain
+
+Run = Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Tokens of a batch and of its sequences, and the model's widths."""
+
+    tokens: int = 2048
+    length: int = 512
+    width: int = 576
+    ffn: int = 1536
+    heads: int = 9
+    kv_heads: int = 3
+    dim: int = 64
+    vocabulary: int = 8192
+
+
+QUICK = Sizes(tokens=128, length=64, width=64, ffn=128, heads=4, kv_heads=2, dim=16, vocabulary=256)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator on inputs of these shapes.
+
+    ours(ops, *inputs) and theirs(*inputs) compute the same. flops: of the forward (the backward has twice that); None:
+    the operator is bound by memory and its bytes are counted. gradient: whether it has a backward. prepare: what the
+    contract's side does once to its inputs (packing weights for inference). why: why PyTorch may be faster.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    ours: Run
+    theirs: Run
+    flops: float | None = None
+    gradient: bool = True
+    whole: bool = False
+    prepare: Callable[[Operators, Sequence[Tensor]], Sequence[object]] | None = None
+    why: str = ""
+
+
+_PACKS = (
+    "a training product lays its weight out on every call, about 1 / (2 rows) of its work, and PyTorch's is MKL's in "
+    "float32"
+)
+_ORDER = "the order of its sum is fixed, PyTorch's follows the number of threads"
+
+
+def cases(s: Sizes) -> list[Case]:
+    """All cases, products first."""
+    return [*_products(s), *_attention(s), *_rows(s), *_vocabulary(s), *_optimizer(s)]
+
+
+def _products(s: Sizes) -> list[Case]:
+    def train(k: int, n: int) -> Case:
+        name = f"linear {s.tokens} x {k} -> {n}"
+        run = lambda o, x, w: o.linear(x, w)  # noqa: E731
+        return Case(name, ((s.tokens, k), (n, k)), run, F.linear, 2.0 * s.tokens * k * n, why=_PACKS)
+
+    def infer(rows: int) -> Case:
+        def pack(ops: Operators, inputs: Sequence[Tensor]) -> Sequence[object]:
+            return inputs[0], ops.pack(inputs[1], inputs[0].dtype)
+
+        name, shapes = f"linear {rows} x {s.width} -> {s.ffn}, packed", ((rows, s.width), (s.ffn, s.width))
+        flops = None if rows == 1 else 2.0 * rows * s.width * s.ffn
+        return Case(name, shapes, lambda o, x, w: o.linear(x, w), F.linear, flops, gradient=False, prepare=pack)
+
+    shapes = ((s.width, s.width), (s.width, s.ffn), (s.ffn, s.width))
+    return [*(train(k, n) for k, n in shapes), *(infer(rows) for rows in (1, 8, 16, 64))]
+
+
+def _attention(s: Sizes) -> list[Case]:
+    batch = Packed.of([s.length] * (s.tokens // s.length))
+    qkv = ((s.tokens, s.heads, s.dim), *[(s.tokens, s.kv_heads, s.dim)] * 2)
+    window, scale = s.length // 4, s.dim**-0.5
+    pairs = s.tokens * (s.length + 1) / 2  # causal (query, key) pairs of a head
+    in_window = s.tokens * (window - window * (window - 1) / 2 / s.length)
+    at = torch.arange(s.length)
+    mask = (at[:, None] >= at) & (at[:, None] - at < window)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, **how: object) -> Tensor:
+        q, k, v = (x.view(-1, s.length, x.shape[1], s.dim).transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True, **how).transpose(1, 2)  # type: ignore[arg-type]
+
+    return [
+        Case(
+            "attention", qkv, lambda o, *x: o.attention(*x, batch, scale),
+            lambda *x: sdpa(*x, is_causal=True), 4.0 * pairs * s.heads * s.dim,
+        ),
+        Case(
+            f"attention, window {window}", qkv, lambda o, *x: o.attention(*x, batch, scale, window),
+            lambda *x: sdpa(*x, attn_mask=mask), 4.0 * in_window * s.heads * s.dim,
+        ),
+        _decode(s, scale),
+    ]  # fmt: skip
+
+
+def _decode(s: Sizes, scale: float) -> Case:
+    """One new token of each of four sequences over its pages; PyTorch's side reads keys and values that are whole."""
+    count, keys = 4, s.length
+    pages = keys // PAGE
+    table = torch.arange(count * pages, dtype=torch.int32).view(count, pages)
+    batch = Paged(torch.full((count,), keys - 1, dtype=torch.int32), torch.arange(count + 1, dtype=torch.int32), table)
+    shapes = ((count, s.heads, s.dim), *[(count, s.kv_heads, keys, s.dim)] * 2)
+
+    def into_pages(ops: Operators, inputs: Sequence[Tensor]) -> Sequence[object]:
+        q, k, v = inputs
+        k = k.view(count, s.kv_heads, pages, PAGE, s.dim).permute(0, 2, 1, 4, 3).flatten(0, 1).contiguous()
+        v = v.view(count, s.kv_heads, pages, PAGE, s.dim).transpose(1, 2).flatten(0, 1).contiguous()
+        return q, KVPages(k, v)
+
+    return Case(
+        f"paged attention, 1 query x {keys} keys", shapes,
+        lambda o, q, kept: o.paged_attention(q, kept, batch, scale),
+        lambda q, k, v: F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0],
+        gradient=False, prepare=into_pages,
+    )  # fmt: skip
+
+
+def _rows(s: Sizes) -> list[Case]:
+    batch = Packed.of([s.length] * (s.tokens // s.length))
+    table = torch.rand(s.length, s.dim // 2, 2)
+    wide, ffn = (s.tokens, s.width), (s.tokens, s.ffn)
+    return [
+        Case(
+            "RMS norm", (wide, (s.width,)), lambda o, x, w: o.rms_norm(x, w, 1e-5),
+            lambda x, w: F.rms_norm(x, (s.width,), w, 1e-5),
+        ),
+        Case(
+            "rotary", ((s.tokens, s.heads, s.dim),), lambda o, x: o.rope(x, batch.positions, table),
+            lambda x: plain.rope(x, batch.positions, table),
+        ),
+        Case("SwiGLU", (ffn, ffn), lambda o, g, u: o.gated(g, u, "silu"), lambda g, u: F.silu(g) * u),
+        Case(
+            "GeGLU", (ffn, ffn), lambda o, g, u: o.gated(g, u, "gelu_tanh"),
+            lambda g, u: F.gelu(g, approximate="tanh") * u,
+        ),
+    ]  # fmt: skip
+
+
+def _vocabulary(s: Sizes) -> list[Case]:
+    rows = s.tokens // 4
+    targets = torch.arange(rows) * 97 % s.vocabulary
+    weights = torch.full((rows,), 1 / rows)
+    ids = torch.arange(s.tokens) * 97 % s.vocabulary
+    logits = ((rows, s.vocabulary),)
+    return [
+        Case(
+            "embedding", ((s.vocabulary, s.width),), lambda o, w: o.embedding(ids, w, w.dtype),
+            lambda w: F.embedding(ids, w), why="its gradient adds in float32, in the order of the tokens",
+        ),
+        Case(
+            "linear + cross-entropy", ((rows, s.width), (s.vocabulary, s.width)),
+            lambda o, x, w: o.linear_cross_entropy(x, w, targets, weights)[0],
+            lambda x, w: F.cross_entropy((x @ w.T).float(), targets), 2.0 * rows * s.width * s.vocabulary,
+            whole=True,  # both gradients are computed in the forward
+        ),
+        Case(
+            "log-softmax", logits, lambda o, x: o.log_softmax(x.float()), lambda x: F.log_softmax(x.float(), -1),
+            gradient=False, why=_ORDER,
+        ),
+    ]  # fmt: skip
+
+
+def _optimizer(s: Sizes) -> list[Case]:
+    count = s.width * s.ffn
+    factors = AdamWFactors(1.0, 0.9, 0.1, 0.95, 0.05, 1.0, 1e-8, 1.0, 1e-4)
+    moments = [torch.zeros(count), torch.zeros(count)]
+    kept: dict[int, torch.optim.AdamW] = {}
+
+    def fused(p: Tensor, g: Tensor) -> None:
+        if id(p) not in kept:
+            kept[id(p)] = torch.optim.AdamW([p], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        p.grad = g
+        kept[id(p)].step()
+        p.grad = None
+
+    def ours(ops: Operators, p: Tensor, g: Tensor) -> None:
+        ops.adamw(p, g, *moments, factors)
+
+    return [
+        Case("AdamW", ((count,), (count,)), ours, fused, gradient=False),
+        Case(
+            "sum of squares", ((count,),), lambda o, x: o.square_sum(x), torch.linalg.vector_norm, gradient=False,
+            why="it adds in float64 by a fixed tree",
+        ),
+    ]  # fmt: skip

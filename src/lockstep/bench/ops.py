@@ -1,0 +1,177 @@
+"""Every operator, forward and backward, against PyTorch's own, beside what this machine can do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+import torch
+from torch import Tensor
+
+from lockstep.bench.machine import describe
+from lockstep.bench.op_cases import QUICK, Case, Sizes, cases
+from lockstep.bench.report import Report
+from lockstep.bench.turns import Spread, ratios, take_turns
+from lockstep.ops import operators
+from lockstep.ops.peaks import matrix_peak, read_bandwidth
+
+Pair = tuple[float, float]
+"""Seconds of a forward and of its backward."""
+_ONLY_FLOAT32 = ("AdamW", "sum of squares")
+"""Masters and moments are float32 in every compute dtype."""
+_LEAST = 2e-3
+"""Seconds of one measurement: shorter calls are repeated."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One operator, one direction. Times in seconds; ratio: PyTorch's time over ours, round by round. theirs: the
+    dtype PyTorch is faster in. rate: of ours, FLOP/s or bytes/s; share: of the machine's peak."""
+
+    operator: str
+    part: str
+    seconds: float
+    torch_seconds: float
+    theirs: str
+    ratio: Spread
+    unit: str
+    rate: float
+    share: float
+    why: str
+
+
+def bench_ops(
+    dtype: torch.dtype, rounds: int, quick: bool = False, note: Callable[[str], None] = print, only: str = ""
+) -> Report:
+    """Measure the cases whose names contain `only`, all by default."""
+    machine, peaks = describe(), (matrix_peak(dtype), read_bandwidth())
+    lines = []
+    for case in cases(QUICK if quick else Sizes()):
+        if only in case.name:
+            note(case.name)
+            lines += measure(case, torch.float32 if case.name in _ONLY_FLOAT32 else dtype, rounds, peaks)
+    name = str(dtype).removeprefix("torch.")
+    return Report(
+        name=f"ops-{name}",
+        title=f"Operators in {name}, against PyTorch's own",
+        command=f"lockstep bench ops --dtype {name} --rounds {rounds}",
+        machine=machine,
+        columns=("operator", "", "ms", "PyTorch ms", "PyTorch's dtype", "lockstep is", "rate", "of peak"),
+        rows=tuple(_row(line) for line in lines),
+        notes=tuple(_notes(lines, peaks)),
+        data={
+            "dtype": name, "matrix_peak": peaks[0], "read_bandwidth": peaks[1],
+            "lines": [{**vars(line), "ratio": vars(line.ratio)} for line in lines],
+        },
+    )  # fmt: skip
+
+
+def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: tuple[float, float]) -> list[Line]:
+    """The lines of a case: PyTorch also runs in float32, and the dtype it is faster in counts."""
+    kinds = [dtype] if dtype == torch.float32 else [dtype, torch.float32]
+    sides = {"": _side(case, dtype, ours=True)} | {str(kind): _side(case, kind, ours=False) for kind in kinds}
+    times = take_turns(sides, rounds, warmup=2)
+    return [_line(case, part, take, dtype, times, peaks) for part, take in _parts(case)]
+
+
+def _parts(case: Case) -> list[tuple[str, Callable[[Pair], float]]]:
+    """The directions of a case, each with what it takes from a pair of (forward, backward) seconds."""
+    if case.whole:
+        return [("both", sum)]
+    forward = ("forward", itemgetter(0))
+    return [forward, ("backward", itemgetter(1))] if case.gradient else [forward]
+
+
+def _line(
+    case: Case, part: str, take: Callable[[Pair], float], dtype: torch.dtype, times: dict[str, list[Pair]],
+    peaks: tuple[float, float],
+) -> Line:  # fmt: skip
+    taken = {side: [take(pair) for pair in pairs] for side, pairs in times.items()}
+    mine = taken.pop("")
+    best = min(taken, key=lambda side: Spread.of(taken[side]).median)
+    seconds = Spread.of(mine).median
+    rate, peak = _work(case, dtype, part) / seconds, peaks[0] if case.flops else peaks[1]
+    return Line(
+        operator=case.name, part=part, seconds=seconds, torch_seconds=Spread.of(taken[best]).median,
+        theirs=best.removeprefix("torch."), ratio=ratios(mine, taken[best]),
+        unit="GFLOP/s" if case.flops else "GB/s", rate=rate, share=rate / peak, why=case.why,
+    )  # fmt: skip
+
+
+def _work(case: Case, dtype: torch.dtype, part: str) -> float:
+    """FLOPs, or bytes: inputs read and the result written once; the backward reads inputs and the result's gradient
+    and writes a gradient for each input."""
+    if case.flops:
+        return case.flops * {"forward": 1.0, "backward": 2.0, "both": 3.0}[part]
+    sizes = [torch.Size(shape).numel() for shape in case.shapes]
+    return float((sum(sizes) * (2 if part == "backward" else 1) + sizes[0]) * dtype.itemsize)
+
+
+def _side(case: Case, dtype: torch.dtype, ours: bool) -> Callable[[], Pair]:
+    """A call that gives the seconds of one forward and of one backward."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator).to(dtype) for shape in case.shapes]
+    ops = operators("bitwise")
+    given: Sequence[object] = inputs
+    if ours and case.prepare is not None:
+        given = case.prepare(ops, inputs)
+    first = (ops,) if ours else ()
+    run = case.ours if ours else case.theirs
+    if not case.gradient:
+        return lambda: (_repeated(lambda: run(*first, *given)), 0.0)
+    for x in inputs:
+        x.requires_grad_()
+    return lambda: _both(lambda: run(*first, *given), inputs)
+
+
+def _repeated(call: Callable[[], object]) -> float:
+    """Seconds of a call without gradient, repeated until the clock is fine enough."""
+    with torch.no_grad():
+        count, start = 0, time.perf_counter()
+        while (passed := time.perf_counter() - start) < _LEAST or count == 0:
+            call()
+            count += 1
+    return passed / count
+
+
+def _both(call: Callable[[], object], inputs: Sequence[Tensor]) -> Pair:
+    forward, backward, count = 0.0, 0.0, 0
+    while forward + backward < _LEAST or count == 0:
+        start = time.perf_counter()
+        y = call()
+        middle = time.perf_counter()
+        assert isinstance(y, Tensor)
+        y.backward(torch.ones_like(y))
+        end = time.perf_counter()
+        forward, backward, count = forward + middle - start, backward + end - middle, count + 1
+        for x in inputs:
+            x.grad = None
+    return forward / count, backward / count
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    ratio = line.ratio
+    return (
+        line.operator,
+        line.part,
+        f"{1e3 * line.seconds:.3g}",
+        f"{1e3 * line.torch_seconds:.3g}",
+        line.theirs,
+        f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})",
+        f"{line.rate / 1e9:.1f} {line.unit}",
+        f"{100 * line.share:.0f} %",
+    )
+
+
+def _notes(lines: Sequence[Line], peaks: tuple[float, float]) -> list[str]:
+    notes = [
+        f"Measured peaks: {peaks[0] / 1e9:.0f} GFLOP/s in products, {peaks[1] / 1e9:.1f} GB/s read from memory (inputs "
+        "that stay in a cache go beyond it). PyTorch runs in this dtype and in float32; the one it is faster in counts."
+    ]
+    for line in lines:
+        if line.ratio.median < 1.0:
+            why = f": {line.why}" if line.why else ""
+            notes.append(f"{line.operator}, {line.part}, is slower than PyTorch's, {line.ratio.median:.2f}x{why}.")
+    return notes

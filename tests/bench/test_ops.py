@@ -1,0 +1,85 @@
+"""The operator bench: both sides of every case compute the same, and the report tells what it must."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lockstep.bench.op_cases import QUICK, Sizes, cases
+from lockstep.bench.ops import Line, _notes, _work, bench_ops, measure
+from lockstep.bench.turns import Spread
+from lockstep.ops import operators
+
+SAME = {case.name: case for case in cases(QUICK)}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_both_sides_compute_the_same(name):
+    case = SAME[name]
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator) for shape in case.shapes]
+    ops = operators("bitwise")
+    given = inputs if case.prepare is None else case.prepare(ops, inputs)
+    with torch.no_grad():
+        if name == "AdamW":
+            other = inputs[0].clone()
+            case.ours(ops, *given)
+            case.theirs(other, inputs[1])
+            ours, theirs = inputs[0], other
+        else:
+            ours, theirs = case.ours(ops, *given), case.theirs(*inputs)
+    if name == "sum of squares":
+        theirs = theirs**2
+    # float32 on both sides, in another order of sums; AdamW's first step divides m by the root of v, where PyTorch
+    # corrects both for their bias and the bench's factors do not: lr times a number near 1 is all that may differ.
+    tolerance = 1e-3 if name == "AdamW" else 2e-5
+    ours = ours.reshape(theirs.shape)  # SDPA keeps a dimension for the batch
+    assert torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_a_report_has_a_line_for_each_direction(monkeypatch):
+    monkeypatch.setattr("lockstep.bench.ops.matrix_peak", lambda dtype: 1e11)
+    monkeypatch.setattr("lockstep.bench.ops.read_bandwidth", lambda: 1e10)
+    told = []
+    report = bench_ops(torch.bfloat16, 1, quick=True, note=told.append, only="e")
+    assert told == [name for name in SAME if "e" in name]
+    parts = [(line["operator"], line["part"]) for line in report.data["lines"]]
+    assert ("attention", "forward") in parts
+    assert ("attention", "backward") in parts
+    assert ("linear + cross-entropy", "both") in parts
+    assert ("paged attention, 1 query x 64 keys", "backward") not in parts
+    assert all(line["seconds"] > 0 and line["ratio"]["median"] > 0 for line in report.data["lines"])
+    assert report.name == "ops-bfloat16"
+    assert len(report.rows) == len(parts)
+
+
+def test_pytorchs_faster_dtype_counts(monkeypatch):
+    sides = {"ours": 3.0, "torch.bfloat16": 2.0, "torch.float32": 1.0}
+
+    def side(case, dtype, ours):
+        value = sides["ours" if ours else str(dtype)]
+        return lambda: (value, 2 * value)
+
+    monkeypatch.setattr("lockstep.bench.ops._side", side)
+    line, back = measure(SAME["attention"], torch.bfloat16, 3, (1e11, 1e10))
+    assert (line.theirs, line.ratio, back.ratio) == (
+        "float32",
+        Spread(1 / 3, 1 / 3, 1 / 3),
+        Spread(1 / 3, 1 / 3, 1 / 3),
+    )
+    assert line.rate == SAME["attention"].flops / 3.0
+    assert line.share == line.rate / 1e11
+
+
+def test_work_of_products_and_of_memory():
+    linear = next(case for case in cases(Sizes()) if case.name == "linear 2048 x 576 -> 1536")
+    assert _work(linear, torch.bfloat16, "backward") == 2 * 2 * 2048 * 576 * 1536
+    norm = SAME["RMS norm"]
+    x, w = 128 * 64, 64
+    assert _work(norm, torch.bfloat16, "forward") == 2 * (x + w + x)
+    assert _work(norm, torch.bfloat16, "backward") == 2 * (x + w + x + x + w)
+
+
+def test_what_is_slower_is_told_with_its_reason():
+    line = Line("it", "forward", 2.0, 1.0, "float32", Spread(0.5, 0.4, 0.6), "GB/s", 1.0, 0.1, "its order is fixed")
+    assert _notes([line], (1.0, 1.0))[1] == "it, forward, is slower than PyTorch's, 0.50x: its order is fixed."
