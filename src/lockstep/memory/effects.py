@@ -50,6 +50,11 @@ def is_view(node: Node) -> bool:
     return storage(node)[0] is not node and not (node.target is operator.getitem and storage(node)[0] is node.args[0])
 
 
+def is_element(node: Node) -> bool:
+    """Whether a node only takes one of another's several results."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
 def is_collective(node: Node) -> bool:
     """Whether a node talks to other ranks: every rank must run it, and all in one order."""
     return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES

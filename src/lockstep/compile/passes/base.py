@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
+
+from lockstep.memory.recompute import RecomputePolicy
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,11 @@ class PassContext:
 
     forward_outputs: how many leading outputs are results of the forward pass; what they do not need is backward.
     None: the graph has no backward part.
+    recompute: what the backward part computes again.
     """
 
     forward_outputs: int | None = None
+    recompute: RecomputePolicy = field(default_factory=RecomputePolicy)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from lockstep.compile.passes.base import Pass
 from lockstep.compile.passes.constants import CONSTANTS
 from lockstep.compile.passes.dead import DEAD_CODE
 from lockstep.compile.passes.duplicates import DUPLICATES
+from lockstep.compile.passes.recompute import RECOMPUTE
 from lockstep.compile.passes.views import VIEWS
 from lockstep.config.names import nearest
 from lockstep.errors import LockstepError
 
 Level = Literal["O0", "O1", "O2"]
 
-_ALL: tuple[Pass, ...] = (CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE)
+_ALL: tuple[Pass, ...] = (CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE)
 """Every pass in the order in which they run."""
 
 _WHOLE_STEP: frozenset[str] = frozenset()
