@@ -103,6 +103,11 @@ def element(node: Node, index: int) -> Node | None:
     return next((u for u in node.users if u.target is operator.getitem and u.args[1] == index), None)
 
 
+def arguments(node: Node) -> tuple[Any, ...]:
+    """The positional arguments of a node, for unpacking: their types are those of its operator's schema."""
+    return node.args
+
+
 def calls(node: Any, target: Any) -> bool:
     return isinstance(node, Node) and node.op == "call_function" and node.target is target
 
@@ -149,8 +154,8 @@ def _replace(graph: fx.Graph, region: Region, order: _Order) -> None:
         call = graph.call_function(region.operator, region.args)
         several = len(region.results) > 1
         parts = [_part(graph, call, i, node) if several else call for i, node in enumerate(region.results)]
-    values = tuple(None if node is None else node.meta["val"] for node in region.results)
-    call.meta = dict(end.meta) | {"val": values if several else values[0] if values else None}
+    args = fx.map_arg(region.args, lambda argument: argument.meta["val"])
+    call.meta = dict(end.meta) | {"val": region.operator(*args)}  # fake values: shapes, of results nobody needs too
     call.meta["fused"] = (region.name, tuple(node.name for node in region.nodes))
     for node, part in zip(region.results, parts, strict=True):
         if node is not None and part is not None:
