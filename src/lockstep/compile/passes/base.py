@@ -69,6 +69,7 @@ class Pass:
 
 def apply(module: fx.GraphModule, passes: Sequence[Pass], context: PassContext) -> tuple[PassReport, ...]:
     """Run passes in their order on one graph, in place."""
+    module.meta["forward_outputs"] = context.forward_outputs
     return tuple(step.run(module, context) for step in passes)
 
 
