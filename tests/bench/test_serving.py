@@ -46,7 +46,7 @@ def test_what_does_not_run_is_told_with_its_log() -> None:
     with pytest.raises(LockstepError, match=r"(?s)broken did not start.*no such thing"):
         broken.start()
     with pytest.raises(
-        LockstepError, match=r"vllm is not installed: /none/vllm/bin/vllm is missing. Run benchmarks/peers.sh"
+        LockstepError, match=r"vllm is not installed: /none/vllm/bin/python is missing. Run benchmarks/peers.sh"
     ):
         Server(SIDES["vllm"], {"peers": "/none", "last": "1", "directory": "d", "context": "1", "clients": "1"})
 
