@@ -42,7 +42,7 @@ SIDES = {
     "vllm": Side(
         "vllm",
         ("{peers}/vllm/bin/python", "-m", "vllm.entrypoints.openai.api_server", "--model", "{directory}",
-         "--port", "{port}", "--host", "127.0.0.1", "--served-model-name", "model", "--dtype", "bfloat16",
+         "--port", "{port}", "--host", "127.0.0.1", "--served-model-name", "model", "--dtype", "{vllm_dtype}",
          "--max-model-len", "{context}", "--max-num-seqs", "{clients}"),
         "{peers}/vllm/bin/python",
         {"VLLM_CPU_OMP_THREADS_BIND": "0-{last}", "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1"},
@@ -63,7 +63,8 @@ SIDES = {
         {"HF_HUB_OFFLINE": "1"},
     ),
 }  # fmt: skip
-"""By name. vLLM gets both cores (its default binds one); llama.cpp its own server with a slot per client."""
+"""By name, each in its best setting. vLLM gets all cores (its default leaves one out) and float32 where the processor
+has no bf16 instructions (its bfloat16 runs on a slow path there); llama.cpp its own server with a slot per client."""
 
 
 class Server:

@@ -33,6 +33,7 @@ def serve(
     from lockstep.bench.serving import SIDES, Server, compare
     from lockstep.bench.serving.compare import Sizes
     from lockstep.model import load
+    from lockstep.ops.device_class import instruction_sets
 
     counts = _counts(clients)
     names = [name.strip() for name in vs.split(",") if name.strip()]
@@ -49,7 +50,9 @@ def serve(
         values = {
             "directory": str(directory), "peers": str(peers.expanduser()), "clients": str(max(sizes.clients)),
             "context": "2048", "all_context": str(2048 + 256 * max(sizes.clients)), "threads": str(_cores()),
-            "last": str(_cores() - 1), "gguf": _gguf(model, Path(folder)) if "llama.cpp" in names else "",
+            "last": str(_cores() - 1), 
+            "vllm_dtype": "bfloat16" if "avx512_bf16" in instruction_sets() else "float32",
+            "gguf": _gguf(model, Path(folder)) if "llama.cpp" in names else "",
         }  # fmt: skip
         servers = [Server(SIDES[name], values) for name in ("lockstep", *names)]
         report = compare(servers, loaded.config.vocab_size, sizes, describe(), command, status.update)
