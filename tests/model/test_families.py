@@ -39,7 +39,7 @@ def _comparable(config):
     values = config.to_dict()
     unlike = ("architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers",
               "tie_encoder_decoder", "rope_theta", "rope_scaling", "rope_local_base_freq", "head_dim",
-              "_sliding_window_pattern", "layer_types")  # fmt: skip
+              "_sliding_window_pattern", "layer_types", "num_nextn_predict_layers", "mla_form")  # fmt: skip
     kept = {key: value for key, value in values.items() if key not in unlike}
     kept["layers"] = getattr(config, "layer_types", None) if config.model_type != "mistral" else None
     kept["head"] = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -79,9 +79,12 @@ def test_older_spelling_of_config_json_means_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "mamba"}, "mamba.*gemma3_text, llama, mistral, qwen2, qwen3"),
+        (
+            {"model_type": "mamba"},
+            "mamba.*deepseek_v2, deepseek_v3, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+        ),
         ({"model_type": None}, "model_type"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_act": "relu"}, "hidden_act.*relu"),
         ({"hidden_size": "64"}, "hidden_size.*integer.*'64'"),

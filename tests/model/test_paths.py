@@ -1,21 +1,30 @@
 """Contract C1 and C2 at the level of the model: batch, prefill, chunks and decode give the training forward's bits."""
 
+import json
 from itertools import chain
 
 import pytest
 import torch
 
 from lockstep.model import load
-from lockstep.ops import PAGE, KVPages, Packed, Paged
+from lockstep.model.decoder import make_pages
+from lockstep.ops import PAGE, Packed, Paged
 from tests.model.tiny import same_bytes, tiny
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-@pytest.fixture(scope="module", params=["llama3", "mistral", "qwen2", "gemma3"])
+FAMILIES = ["llama3", "mistral", "qwen2", "gemma3", "mixtral", "qwen3_moe", "deepseek_v3", "deepseek_v3 absorbed"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def directory(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp(request.param)
-    tiny(request.param).save_pretrained(path)
+    name, _, form = request.param.partition(" ")
+    path = tmp_path_factory.mktemp(name)
+    tiny(name).save_pretrained(path)
+    if form:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "mla_form": form}))
     return path
 
 
@@ -33,11 +42,8 @@ def packed(model, sequences):
 @torch.no_grad()
 def paged(model, sequences, steps):
     """Run sequences through pages; steps: a list of how many tokens each sequence advances by."""
-    config, pages = model.config, -(-128 // PAGE)
-    caches = [
-        KVPages.zeros(pages * len(sequences), config.num_kv_heads, config.head_dim, model.dtype)
-        for _ in range(config.num_layers)
-    ]
+    pages = -(-128 // PAGE)
+    caches = make_pages(model.config, pages * len(sequences), lambda shape: torch.zeros(shape, dtype=model.dtype))
     # Pages of the sequences are interleaved and in falling order: nothing may rest on where a page lies.
     table = torch.arange(pages * len(sequences), dtype=torch.int32).flip(0).view(pages, len(sequences)).t().contiguous()
     done, rows = [0] * len(sequences), [[] for _ in sequences]

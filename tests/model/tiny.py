@@ -16,6 +16,16 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+    "beta_fast": 4.0, "beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 1.0,
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    **SIZES, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16, "v_head_dim": 32, "moe_intermediate_size": 24, "n_routed_experts": 8, "n_shared_experts": 2,
+    "num_experts_per_tok": 3, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+
 CONFIGS: dict[str, Any] = {
     "llama2": lambda: t.LlamaConfig(**SIZES),
     "llama3": lambda: t.LlamaConfig(**SIZES, head_dim=32, rope_theta=500000.0, rope_scaling=dict(LLAMA3)),
@@ -29,6 +39,22 @@ CONFIGS: dict[str, Any] = {
     "gemma3": lambda: t.Gemma3TextConfig(
         **{**SIZES, "num_hidden_layers": 7}, head_dim=32, sliding_window=7, query_pre_attn_scalar=24
     ),
+    "yarn": lambda: t.Qwen2Config(
+        **SIZES,
+        rope_scaling={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32},
+    ),
+    "mixtral": lambda: t.MixtralConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=7),
+    "qwen3_moe": lambda: t.Qwen3MoeConfig(
+        **SIZES, head_dim=32, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24, mlp_only_layers=[0]
+    ),
+    "qwen3_moe-normalised": lambda: t.Qwen3MoeConfig(
+        **SIZES, head_dim=32, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1
+    ),
+    "deepseek_v3": lambda: t.DeepseekV3Config(**LATENT, rope_parameters=dict(YARN)),
+    "deepseek_v3-plain": lambda: t.DeepseekV3Config(
+        **{**LATENT, "q_lora_rank": None}, rope_interleave=False, norm_topk_prob=False
+    ),
+    "deepseek_v2": lambda: t.DeepseekV2Config(**LATENT, topk_method="group_limited_greedy", routed_scaling_factor=3.0),
 }
 """name -> configuration. Sliding windows are shorter than the sequences of the tests."""
 
@@ -42,6 +68,9 @@ def tiny(name: str, seed: int = 0) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(0.3 * torch.randn(buffer.shape))
     return model
 
 

@@ -45,6 +45,12 @@ def pages() -> tuple[Tensor, Tensor]:
     return half(4, 3, 2, 16, PAGE), half(5, 3, 2, PAGE, 32)
 
 
+def routes() -> tuple[Tensor, ...]:
+    """chosen [7, 3] of 12 experts, offsets, rows, slots."""
+    chosen = RAW.route(randn(9, 7, 12), None, 3, False, True, 1, 1, False, 1.0)[1]
+    return chosen, *RAW.group(chosen, 12)
+
+
 TABLE = torch.tensor([[2, 0], [1, 0]], dtype=torch.int32)
 CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "pack_columns": lambda: (randn(0, 20, 5), BF16),
@@ -59,6 +65,22 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
         half(0, 9, 4, 16), half(1, 9, 2, 16), half(2, 9, 2, 32), BATCH.starts, BATCH.positions, 0.3, 3, 5.0,
     ),
     "attention_backward": attention_backward,
+    "write_latents": lambda: (half(0, 9, 48), half(1, 3, PAGE, 48), TABLE, BATCH.starts, BATCH.positions),
+    "attention_latent": lambda: (
+        half(0, 9, 4, 48), half(1, 3, PAGE, 48), TABLE, BATCH.starts, BATCH.positions, 32, 0.3,
+    ),
+    "route": lambda: (randn(0, 7, 12), randn(1, 12), 3, True, True, 4, 2, True, 2.5),
+    "route_backward": lambda: (randn(0, 7, 3), randn(1, 7, 12), routes()[0], False, True, 1.0),
+    "softmax_sums": lambda: (randn(0, 7, 12),),
+    "softmax_sums_backward": lambda: (randn(0, 12), randn(1, 7, 12)),
+    "group": lambda: (routes()[0], 12),
+    "dispatch": lambda: (half(0, 7, 20), routes()[2]),
+    "dispatch_backward": lambda: (half(0, 21, 20), routes()[3]),
+    "combine": lambda: (half(0, 21, 20), randn(1, 7, 3), routes()[3]),
+    "combine_backward": lambda: (half(0, 7, 20), half(1, 21, 20), randn(2, 7, 3), routes()[3]),
+    "grouped_gemm": lambda: (half(0, 21, 5), routes()[1], [packed(e, 5, 20) for e in range(12)], 20),
+    "grouped_product": lambda: (half(0, 21, 5), routes()[1], [randn(e, 20, 5) for e in range(12)], False),
+    "grouped_weight_gradient": lambda: (half(0, 21, 20), half(1, 21, 5), routes()[1]),
     "rms_norm": lambda: (randn(0, 7, 3, 20), half(1, 20), 1e-5, 1.0),
     "rms_norm_backward": lambda: (half(0, 7, 20), randn(1, 7, 20), half(2, 20), randn(3, 7), 1.0),
     "rope": lambda: (half(0, 9, 2, 16), BATCH.positions, randn(1, 5, 8, 2), -1.0),
@@ -76,7 +98,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "square_sums": lambda: (randn(0, 70_000),),
     "dequantize": lambda: (torch.zeros(68, dtype=torch.uint8), 8, 34, 32, randn(0, 64)),
 }  # fmt: skip
-IN_PLACE = {"gemm_transposed_add", "write_kv", "adamw", "dequantize"}
+IN_PLACE = {"gemm_transposed_add", "write_kv", "write_latents", "adamw", "dequantize"}
 SCRATCH = {"linear_cross_entropy": 5}
 """The result whose bytes mean nothing: what the operator worked in."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lockstep.ops import Packed, operators
+from lockstep.ops import LatentPages, Packed, Paged, operators
 from tests.ops.compare import randn
 
 OPS = operators("bitwise")
@@ -25,7 +25,19 @@ def attention(scores: Tensor, v: Tensor) -> Tensor:
     return OPS.attention(q, k, v[:, None], Packed.of([len(scores)]), 0.693147180559945)[:, 0]
 
 
-KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"attention": attention}
+def latent_attention(scores: Tensor, v: Tensor) -> Tensor:
+    """The same over pages of latents: v, then the score, which q picks out."""
+    latents = torch.zeros(len(scores), 2 * D)
+    latents[:, :D], latents[:, D] = v, scores
+    q = torch.zeros(len(scores), 1, 2 * D)
+    q[..., D] = 1.0
+    pages, table = LatentPages.zeros(2, 2 * D, torch.float32), torch.arange(2, dtype=torch.int32)[None]
+    batch = Paged(torch.arange(T, dtype=torch.int32)[: len(q)], torch.tensor([0, len(q)], dtype=torch.int32), table)
+    OPS.write_latents(latents, pages, batch)
+    return OPS.latent_attention(q, pages, batch, 0.693147180559945, D)[:, 0]
+
+
+KERNELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"attention": attention, "latent": latent_attention}
 
 
 @pytest.fixture(params=KERNELS)

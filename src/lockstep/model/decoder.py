@@ -9,15 +9,19 @@ to it. In bfloat16 that takes most of the rounding error out of the logits (docs
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config.model import ModelConfig
 from lockstep.model.linear import Linear, WeightCache, unset
+from lockstep.model.mla import LatentAttention
+from lockstep.model.mlp import MLP
+from lockstep.model.moe import Experts, MoE, Routed, Router
+from lockstep.model.norm import Norm
 from lockstep.model.rope import tables
-from lockstep.ops import KVPages, Operators, Packed, Paged
+from lockstep.ops import PAGE, KVPages, LatentPages, Operators, Packed, Paged, Pages
 
 BlockCall = Callable[..., Tensor]
 """(layer, block, and the arguments of `Block.forward`) -> its result"""
@@ -49,18 +53,21 @@ class Decoder(nn.Module):
         ops: Operators,
         tokens: Tensor,
         batch: Packed | Paged,
-        cache: list[KVPages] | None = None,
+        cache: Sequence[Pages] | None = None,
         dtype: torch.dtype = torch.bfloat16,
         rope: tuple[Tensor, Tensor] | None = None,
+        routed: list[Routed] | None = None,
     ) -> Tensor:
         """tokens int [T] -> hidden [T, D] in dtype, after the final norm.
 
-        With a Packed batch sequences are whole. With a Paged one `cache` holds a KVPages per layer: the new
-        keys and values are written into it, then each row attends to its sequence's pages.
-        rope: what `rope_tables` gives for the batch, where the caller keeps it (a captured graph's input).
+        With a Packed batch sequences are whole. With a Paged one `cache` holds the pages of each layer (`make_pages`
+        makes them): the new keys and values, or latents, are written into them, then each row attends to its
+        sequence's pages. rope: what `rope_tables` gives for the batch, where the caller keeps it (a captured graph's
+        input). routed: takes what the router of each layer with experts did, for the balance loss.
         """
         x = self.start(ops, tokens, dtype)
-        x = self.blocks(ops, x, batch, rope or self.rope_tables(batch), range(len(self.layers)), cache, dtype)
+        layers = range(len(self.layers))
+        x = self.blocks(ops, x, batch, rope or self.rope_tables(batch), layers, cache, dtype, routed=routed)
         return self.norm(ops, x, dtype)
 
     def start(self, ops: Operators, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -74,15 +81,16 @@ class Decoder(nn.Module):
         batch: Packed | Paged,
         rope: tuple[Tensor, Tensor],
         layers: range,
-        cache: list[KVPages] | None,
+        cache: Sequence[Pages] | None,
         dtype: torch.dtype,
         call: BlockCall = _plainly,
+        routed: list[Routed] | None = None,
     ) -> Tensor:
         """The residual stream through some of the layers. call: how each block is called; what recomputes is one."""
         full, sliding = rope
         for i in layers:
             table = sliding if self.config.slides(i) else full
-            x = call(i, self.layers[i], ops, x, batch, table, None if cache is None else cache[i], dtype)
+            x = call(i, self.layers[i], ops, x, batch, table, None if cache is None else cache[i], dtype, routed)
         return x
 
     def head(self, ops: Operators, hidden: Tensor) -> Tensor:
@@ -105,7 +113,7 @@ class Decoder(nn.Module):
     def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
         """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs."""
         for module in self.modules():
-            if isinstance(module, Linear) and module is not self.output:
+            if isinstance(module, Linear | Router | Experts | LatentAttention) and module is not self.output:
                 module.prepare(ops, dtype)
         self._head_cache.fill(self.head_weight, ops, dtype)
 
@@ -118,26 +126,15 @@ class Embedding(nn.Module):
         self.weight = unset(rows, width)
 
 
-class Norm(nn.Module):
-    """RMS norm over the last dimension, weight [width]."""
-
-    def __init__(self, config: ModelConfig, width: int):
-        super().__init__()
-        self.eps, self.offset = config.norm_eps, config.norm_offset
-        self.weight = unset(width)
-
-    def forward(self, ops: Operators, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps, self.offset, out_dtype=dtype)
-
-
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); with post_norms each branch is normed before its sum too."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         width = config.hidden_size
-        self.attn_norm, self.attn = Norm(config, width), Attention(config, layer)
-        self.mlp_norm, self.mlp = Norm(config, width), MLP(config)
+        self.attn_norm, self.attn = Norm(config, width), attention(config, layer)
+        self.mlp_norm = Norm(config, width)
+        self.mlp = MoE(config) if config.has_experts(layer) else MLP(config)
         self.attn_post_norm = Norm(config, width) if config.post_norms else None
         self.mlp_post_norm = Norm(config, width) if config.post_norms else None
 
@@ -147,15 +144,34 @@ class Block(nn.Module):
         x: Tensor,
         batch: Packed | Paged,
         rope: Tensor,
-        pages: KVPages | None,
+        pages: Pages | None,
         dtype: torch.dtype,
+        routed: list[Routed] | None = None,
     ) -> Tensor:
         """x float32 [T, D] -> [T, D], its branches computed in dtype. rope: this layer's table. pages: this layer's
-        keys and values, with a Paged batch."""
+        keys and values, or latents, with a Paged batch."""
         h = self.attn(ops, self.attn_norm(ops, x, dtype), batch, rope, pages)
         x = x + (h if self.attn_post_norm is None else self.attn_post_norm(ops, h))
-        h = self.mlp(ops, self.mlp_norm(ops, x, dtype))
+        h = self.mlp_norm(ops, x, dtype)
+        h = self.mlp(ops, h, routed) if isinstance(self.mlp, MoE) else self.mlp(ops, h)
         return x + (h if self.mlp_post_norm is None else self.mlp_post_norm(ops, h))
+
+
+def attention(config: ModelConfig, layer: int) -> nn.Module:
+    """The attention of a layer: latent where the configuration has latents."""
+    return Attention(config, layer) if config.kv_lora_rank is None else LatentAttention(config)
+
+
+def make_pages(config: ModelConfig, count: int, make: Callable[[tuple[int, ...]], Tensor]) -> list[Pages]:
+    """`count` pages for every layer, each tensor made from its shape by `make`."""
+    width = config.latent_dim
+    if width is not None:
+        return [LatentPages(make((count, PAGE, width))) for _ in range(config.num_layers)]
+    heads = (count, config.num_kv_heads)
+    return [
+        KVPages(make((*heads, config.head_dim, PAGE)), make((*heads, PAGE, config.head_dim)))
+        for _ in range(config.num_layers)
+    ]
 
 
 class Attention(nn.Module):
@@ -173,7 +189,7 @@ class Attention(nn.Module):
         self.q_norm = Norm(config, dim) if config.qk_norm else None
         self.k_norm = Norm(config, dim) if config.qk_norm else None
 
-    def forward(self, ops: Operators, x: Tensor, batch: Packed | Paged, rope: Tensor, pages: KVPages | None) -> Tensor:
+    def forward(self, ops: Operators, x: Tensor, batch: Packed | Paged, rope: Tensor, pages: Pages | None) -> Tensor:
         q, k, v = (self._heads(linear(ops, x)) for linear in (self.q, self.k, self.v))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(ops, q), self.k_norm(ops, k)
@@ -181,24 +197,10 @@ class Attention(nn.Module):
         if isinstance(batch, Packed):
             y = ops.attention(q, k, v, batch, self.scale, self.window)
         else:
-            assert pages is not None, "a Paged batch needs the pages of its cache"
+            assert isinstance(pages, KVPages), "a Paged batch needs the pages of its cache"
             ops.write_kv(k, v, pages, batch)
             y = ops.paged_attention(q, pages, batch, self.scale, self.window)
         return self.o(ops, y.reshape(x.shape[0], -1))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1, self.head_dim)
-
-
-class MLP(nn.Module):
-    """down(activation(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.activation = config.activation
-        self.gate = Linear(config.hidden_size, config.intermediate_size)
-        self.up = Linear(config.hidden_size, config.intermediate_size)
-        self.down = Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, ops: Operators, x: Tensor) -> Tensor:
-        return self.down(ops, ops.gated(self.gate(ops, x), self.up(ops, x), self.activation))

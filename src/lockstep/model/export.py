@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from lockstep.model.families import FAMILIES, check, hf_names
@@ -55,6 +56,7 @@ def _tensors(model: Model) -> dict[str, Tensor]:
                 continue
             merge = leaf == "weight" and isinstance(module, Linear)
             tensor = merged_weight(module) if merge else parameter.detach()
-            found[f"{module_name}.{leaf}"] = tensor.to("cpu", model.dtype).contiguous()
+            dtype = torch.float32 if leaf in getattr(module, "float32", ()) else model.dtype
+            found[f"{module_name}.{leaf}"] = tensor.to("cpu", dtype).contiguous()
     names = hf_names(list(found), FAMILIES[model.config.family])
     return {names[name]: tensor for name, tensor in found.items()}

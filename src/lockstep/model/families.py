@@ -25,6 +25,28 @@ _HF_LAYER = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+    "mlp.router": "mlp.gate",
+    "mlp.router.bias": "mlp.gate.e_score_correction_bias",
+    "mlp.experts.*.gate": "mlp.experts.*.gate_proj",
+    "mlp.experts.*.up": "mlp.experts.*.up_proj",
+    "mlp.experts.*.down": "mlp.experts.*.down_proj",
+    "mlp.shared.gate": "mlp.shared_experts.gate_proj",
+    "mlp.shared.up": "mlp.shared_experts.up_proj",
+    "mlp.shared.down": "mlp.shared_experts.down_proj",
+}
+_HF_MIXTRAL = {
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.experts.*.gate": "block_sparse_moe.experts.*.w1",
+    "mlp.experts.*.up": "block_sparse_moe.experts.*.w3",
+    "mlp.experts.*.down": "block_sparse_moe.experts.*.w2",
+}
+_HF_LATENT = {
+    "attn.q_a": "self_attn.q_a_proj",
+    "attn.q_norm": "self_attn.q_a_layernorm",
+    "attn.q_b": "self_attn.q_b_proj",
+    "attn.kv_a": "self_attn.kv_a_proj_with_mqa",
+    "attn.kv_norm": "self_attn.kv_a_layernorm",
+    "attn.kv_b": "self_attn.kv_b_proj",
 }
 _HF_SANDWICH = {
     "attn_post_norm": "post_attention_layernorm",
@@ -55,8 +77,8 @@ class Family:
 
     architecture: str
     """Hugging Face's class, for `architectures` in config.json."""
-    gguf: str
-    """general.architecture in GGUF."""
+    gguf: str | None
+    """general.architecture in GGUF; None: not read from there."""
     implied: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ModelConfig that this family fixes."""
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -64,12 +86,37 @@ class Family:
     hf_activation_key: str = "hidden_act"
     """The key of config.json that holds the activation."""
     hf_layer: Mapping[str, str] = field(default_factory=lambda: _HF_LAYER)
-    """Our module names within a layer to Hugging Face's."""
+    """Our module names (or full parameter names) within a layer to Hugging Face's; * stands for an expert's number."""
+    hf_keys: Mapping[str, str] = field(default_factory=dict)
+    """Fields of ModelConfig that are one key of this family's config.json, besides those of every family."""
+    hf_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Keys that some version of transformers writes, and what they are called elsewhere."""
     gguf_norm_offset: float = 0.0
     """What GGUF has already added to the norm weights."""
     spare_tokens: frozenset[str] = frozenset()
     """Tokens that the tokenizer has beyond the embedding, and text never needs."""
 
+
+_EXPERT_KEYS = {"experts_per_token": "num_experts_per_tok", "router_aux_loss": "router_aux_loss_coef"}
+_DEEPSEEK_KEYS = {
+    "num_experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_intermediate_size": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "dense_layers": "first_k_dense_replace",
+    "router_groups": "n_group",
+    "router_top_groups": "topk_group",
+    "router_scale": "routed_scaling_factor",
+    "kv_lora_rank": "kv_lora_rank",
+    "q_lora_rank": "q_lora_rank",
+    "qk_nope_head_dim": "qk_nope_head_dim",
+    "qk_rope_head_dim": "qk_rope_head_dim",
+    "v_head_dim": "v_head_dim",
+}
+_DEEPSEEK_DEFAULTS = {
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "rms_norm_eps": 1e-6,
+}  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", "llama", {"qkv_bias": False, "qk_norm": False}),
@@ -95,10 +142,86 @@ FAMILIES: dict[str, Family] = {
         gguf_norm_offset=1.0,
         spare_tokens=frozenset({"<image_soft_token>"}),
     ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        None,
+        {"qkv_bias": False, "qk_norm": False, "router_scoring": "softmax", "router_normalize": True},
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.001, "rope_theta": 1e6},
+        hf_layer={**_HF_LAYER, **_HF_MIXTRAL},
+        hf_keys={"num_experts": "num_local_experts", **_EXPERT_KEYS},
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        None,
+        {"qkv_bias": False, "qk_norm": True, "router_scoring": "softmax"},
+        {
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "rms_norm_eps": 1e-6,
+            "router_aux_loss_coef": 0.001,
+            "norm_topk_prob": False,
+            "num_key_value_heads": 4,
+        },
+        hf_keys={
+            "num_experts": "num_experts",
+            "expert_intermediate_size": "moe_intermediate_size",
+            "router_normalize": "norm_topk_prob",
+            **_EXPERT_KEYS,
+        },
+        hf_aliases={"num_local_experts": "num_experts"},
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM",
+        None,
+        {
+            "qkv_bias": False,
+            "qk_norm": False,
+            "router_scoring": "softmax",
+            "router_normalize": False,
+            "rope_interleaved": True,
+        },
+        {
+            **_DEEPSEEK_DEFAULTS,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1407,
+            "routed_scaling_factor": 1.0,
+            "topk_method": "greedy",
+        },
+        hf_layer={**_HF_LAYER, **_HF_LATENT},
+        hf_keys=_DEEPSEEK_KEYS,
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        None,
+        {"qkv_bias": False, "qk_norm": False, "router_scoring": "sigmoid"},
+        {
+            **_DEEPSEEK_DEFAULTS,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+            "num_experts_per_tok": 8,
+            "first_k_dense_replace": 3,
+            "norm_topk_prob": True,
+            "rope_interleave": True,
+        },
+        hf_layer={**_HF_LAYER, **_HF_LATENT},
+        hf_keys={**_DEEPSEEK_KEYS, "router_normalize": "norm_topk_prob", "rope_interleaved": "rope_interleave"},
+    ),
 }
 """model_type of config.json -> table. Llama stands for Llama 2, Llama 3 and SmolLM2."""
 
 _COMMON = {"post_norms": False, "norm_offset": 0.0, "activation": "silu", "embedding_scale": 1.0}
+_SPECIAL = (
+    "num_experts", "experts_per_token", "shared_experts", "dense_layers", "router_scoring", "router_normalize",
+    "router_groups", "router_top_groups", "router_scale", "router_aux_loss", "kv_lora_rank", "q_lora_rank",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleaved",
+)  # fmt: skip
+"""Fields that have their default where a family has no key for them."""
 
 
 def family(name: str, source: str = "model.family") -> Family:
@@ -113,14 +236,19 @@ def family_of_gguf(architecture: str, source: str) -> str:
     for name, table in FAMILIES.items():
         if table.gguf == architecture:
             return name
-    known = ", ".join(sorted(table.gguf for table in FAMILIES.values()))
+    known = ", ".join(sorted(table.gguf for table in FAMILIES.values() if table.gguf is not None))
     raise LockstepError(f"{source}: unknown GGUF architecture {architecture!r}; supported are {known}")
 
 
 def check(config: ModelConfig) -> None:
     """Refuse a configuration that its family's exported config.json could not say."""
     table = family(config.family)
-    implied = _COMMON | dict(table.implied)
+    special = {key: ModelConfig.model_fields[key].default for key in _SPECIAL if key not in table.hf_keys}
+    implied = _COMMON | special | dict(table.implied)
+    if config.family == "qwen3_moe":
+        del implied["dense_layers"]  # said by mlp_only_layers
+    if config.family == "mixtral":
+        implied["expert_intermediate_size"] = config.intermediate_size
     if config.family == "gemma3_text":
         implied["embedding_scale"] = config.hidden_size**0.5
     for key, value in implied.items():
@@ -130,6 +258,8 @@ def check(config: ModelConfig) -> None:
                 f"model.{key}: family {config.family} has {value!r}, found {found!r}; "
                 f"set it to {value!r} or choose another family"
             )
+    if "num_experts" in table.hf_keys and not config.num_experts:
+        raise LockstepError(f"model.num_experts is 0, but family {config.family} has experts: give their number")
 
 
 def hf_names(names: list[str], table: Family) -> dict[str, str]:
@@ -147,4 +277,8 @@ def _translate(name: str, outer: Mapping[str, str], layer: Mapping[str, str], pr
     if not module.startswith("layers."):
         return f"{outer[module]}.{leaf}"
     _, index, inner = module.split(".", 2)
-    return f"{prefix}.{index}.{layer[inner]}.{leaf}"
+    if f"{inner}.{leaf}" in layer:
+        return f"{prefix}.{index}.{layer[f'{inner}.{leaf}']}"
+    number = next((part for part in inner.split(".") if part.isdigit()), "")
+    theirs = layer[inner.replace(f".{number}.", ".*.") if number else inner].replace("*", number)
+    return f"{prefix}.{index}.{theirs}.{leaf}"

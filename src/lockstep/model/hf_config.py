@@ -30,6 +30,15 @@ _MUST_BE_OFF = ("attention_bias", "mlp_bias", "attn_logit_softcapping", "final_l
                 "use_bidirectional_attention", "quantization_config")  # fmt: skip
 """Keys whose effect the decoder does not have."""
 
+_MUST_BE: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"decoder_sparse_step": 1},
+    "deepseek_v2": {"moe_layer_freq": 1, "scoring_func": "softmax", "mlp_bias": False},
+    "deepseek_v3": {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+}
+"""Keys of a family that may be left out, and otherwise have the one value that the decoder knows."""
+
+_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -39,11 +48,16 @@ def read_config(raw: dict[str, Any], source: str) -> ModelConfig:
     if not isinstance(name, str):
         raise LockstepError(f"{source}: no model_type, so this is not the config.json of a model")
     table = family(name, f"{source}: model_type")
+    raw = {table.hf_aliases.get(key, key): value for key, value in raw.items()}
     raw = {key: value for key, value in {**table.hf_defaults, **raw}.items() if value is not None}
     for key in _MUST_BE_OFF:
         if raw.get(key):
             raise LockstepError(f"{source}: {key} = {raw[key]!r} is not supported; only models without it load")
-    fields: dict[str, Any] = {ours: raw[theirs] for ours, theirs in _KEYS.items() if theirs in raw}
+    for key, value in _MUST_BE.get(name, {}).items():
+        if raw.get(key, value) != value:
+            raise LockstepError(f"{source}: {key} = {raw[key]!r} is not supported; only {value!r} is")
+    keys = {**_KEYS, **table.hf_keys}
+    fields: dict[str, Any] = {ours: raw[theirs] for ours, theirs in keys.items() if theirs in raw}
     fields |= dict(table.implied) | {"family": name, "activation": _activation(raw, table, source)}
     eos = raw.get("eos_token_id", ())
     fields["eos_ids"] = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
@@ -53,9 +67,30 @@ def read_config(raw: dict[str, Any], source: str) -> ModelConfig:
         if name == "gemma3_text":
             fields["embedding_scale"] = raw["hidden_size"] ** 0.5
             fields["attention_scale"] = raw["query_pre_attn_scalar"] ** -0.5
+        _special(name, raw, fields, source)
     except (KeyError, TypeError, AttributeError) as error:
         raise LockstepError(f"{source}: a value is missing or of the wrong type ({error!r})") from error
     return validated(fields, source)
+
+
+def _special(name: str, raw: dict[str, Any], fields: dict[str, Any], source: str) -> None:
+    """What the families with experts and latents say in ways of their own."""
+    if name == "qwen3_moe":
+        dense = raw.get("mlp_only_layers", [])
+        if sorted(dense) != list(range(len(dense))):
+            raise LockstepError(f"{source}: mlp_only_layers = {dense!r} is not supported; only the first layers are")
+        fields["dense_layers"] = len(dense)
+    if name == "deepseek_v2":
+        method = raw["topk_method"]
+        if method not in ("greedy", "group_limited_greedy"):
+            raise LockstepError(
+                f"{source}: topk_method = {method!r} is not supported; greedy and group_limited_greedy are"
+            )
+        if method == "greedy":
+            fields |= {"router_groups": 1, "router_top_groups": 1}
+    if "kv_lora_rank" in fields:
+        fields.pop("head_dim", None)  # there it is the width of the rotated part
+        fields["mla_form"] = raw.get("mla_form", "expanded")
 
 
 def validated(fields: dict[str, Any], source: str) -> ModelConfig:
@@ -68,7 +103,8 @@ def validated(fields: dict[str, Any], source: str) -> ModelConfig:
         reason = first["msg"].removeprefix("Value error, ")
         if key:
             found = "" if first["type"] == "missing" else f" (found {first['input']!r})"
-            theirs = "eos_token_id" if key == "eos_ids" else _KEYS.get(key, key)
+            keys = {**_KEYS, **family(fields["family"]).hf_keys}
+            theirs = "eos_token_id" if key == "eos_ids" else keys.get(key, key)
             reason = f"{theirs}: {reason}{found}"
         raise LockstepError(f"{source}: {reason}") from error
     check(config)
@@ -116,7 +152,15 @@ def _scaling(found: dict[str, Any], raw: dict[str, Any], source: str) -> dict[st
             "high_freq_factor": found["high_freq_factor"],
             "original_max_positions": found.get("original_max_position_embeddings", raw["max_position_embeddings"]),
         }
-    raise LockstepError(f"{source}: rope type {kind!r} is not supported; known are default, linear, llama3")
+    if kind == "yarn":
+        if not found.get("truncate", True):
+            raise LockstepError(
+                f"{source}: rope scaling with truncate = false is not supported; only models without load"
+            )
+        optional = {ours: found[ours] for ours in _YARN if found.get(ours)}
+        original = found.get("original_max_position_embeddings", raw["max_position_embeddings"])
+        return {"kind": "yarn", "factor": found["factor"], "original_max_positions": original, **optional}
+    raise LockstepError(f"{source}: rope type {kind!r} is not supported; known are default, linear, llama3, yarn")
 
 
 def _windows(name: str, raw: dict[str, Any]) -> dict[str, Any]:
@@ -124,9 +168,9 @@ def _windows(name: str, raw: dict[str, Any]) -> dict[str, Any]:
     window, layers = raw.get("sliding_window"), raw.get("num_hidden_layers", 0)
     if window is None or (name.startswith("qwen") and not raw.get("use_sliding_window", False)):
         return {}
-    if name == "llama":
+    if name == "llama" or name.startswith("deepseek"):
         return {}
-    if name == "mistral":
+    if name in ("mistral", "mixtral", "qwen3_moe"):
         return {"sliding_window": window}
     if "layer_types" in raw:
         slide = tuple(kind == "sliding_attention" for kind in raw["layer_types"])
@@ -143,7 +187,7 @@ def write_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     check(config)
     table = family(config.family)
     raw: dict[str, Any] = {"architectures": [table.architecture], "model_type": config.family}
-    raw |= {theirs: getattr(config, ours) for ours, theirs in _KEYS.items()}
+    raw |= {theirs: getattr(config, ours) for ours, theirs in {**_KEYS, **table.hf_keys}.items()}
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
     raw[table.hf_activation_key] = names[config.activation]
     raw["eos_token_id"] = list(config.eos_ids) if len(config.eos_ids) != 1 else config.eos_ids[0]
@@ -153,7 +197,20 @@ def write_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     if config.family == "gemma3_text":
         scalar = config.scale**-2
         raw["query_pre_attn_scalar"] = round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar
+    raw |= _write_special(config)
     raw |= {"torch_dtype": dtype, "dtype": dtype, "use_cache": True}
+    return raw
+
+
+def _write_special(config: ModelConfig) -> dict[str, Any]:
+    raw: dict[str, Any] = {}
+    if config.family == "qwen3_moe":
+        raw |= {"decoder_sparse_step": 1, "mlp_only_layers": list(range(config.dense_layers))}
+    if config.family == "deepseek_v2":
+        raw |= {"topk_method": "greedy" if config.router_groups == 1 else "group_limited_greedy"}
+    if config.family.startswith("deepseek"):
+        raw |= {"head_dim": config.rope_dim, "num_nextn_predict_layers": 0, "mla_form": config.mla_form}
+        raw |= {"norm_topk_prob": config.router_normalize}
     return raw
 
 
@@ -168,6 +225,10 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_positions,
         }
+    if scaling is not None and scaling.kind == "yarn":
+        full["original_max_position_embeddings"] = scaling.original_max_positions
+        usual = type(scaling).model_fields
+        full |= {key: getattr(scaling, key) for key in _YARN if getattr(scaling, key) != usual[key].default}
     raw = {"rope_theta": config.rope_theta, "rope_scaling": None if scaling is None else dict(full)}
     full["rope_theta"] = config.rope_theta
     if config.rope_theta_local is None:
@@ -180,8 +241,10 @@ def _write_rope(config: ModelConfig) -> dict[str, Any]:
 def _write_windows(config: ModelConfig) -> dict[str, Any]:
     slide = [config.slides(i) for i in range(config.num_layers)]
     raw: dict[str, Any] = {}
-    if config.family != "llama":
+    if config.family != "llama" and not config.family.startswith("deepseek"):
         raw["sliding_window"] = config.sliding_window
+    if config.family == "qwen3_moe":
+        return raw | {"use_sliding_window": any(slide)}
     if config.family.startswith("qwen"):
         raw |= {"use_sliding_window": any(slide), "max_window_layers": slide.index(True) if any(slide) else 0}
     if config.family.startswith(("qwen", "gemma")):

@@ -22,7 +22,8 @@ def random_decoder(config: ModelConfig, seed: int) -> Decoder:
     decoder = Decoder(config)
     for name, parameter in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
-        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(draw(name, parameter.shape, config, seed)))
+        drawn = draw(name, parameter.shape, config, seed)
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(drawn, requires_grad=parameter.requires_grad))
     return decoder
 
 
@@ -30,7 +31,7 @@ def draw(name: str, shape: torch.Size, config: ModelConfig, seed: int) -> Tensor
     """The initial value of one parameter of a model of this configuration: a function of seed and name alone."""
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.full(shape, 1.0 - config.norm_offset)
-    residual = name.endswith(("attn.o.weight", "mlp.down.weight"))
+    residual = name.endswith(("attn.o.weight", ".down.weight"))
     std = _STD / (2 * config.num_layers) ** 0.5 if residual else _STD
     return torch.empty(shape).normal_(0.0, std, generator=stream(seed, name))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,9 @@ class _PackedWeight:
 class WeightCache:
     """At most one packed copy of a weight; used only without gradient, dropped when the weight changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, pack: Callable[[Operators, Tensor, torch.dtype], Any] | None = None) -> None:
+        """pack: lays the weight out; by default `ops.pack`."""
+        self._pack = pack or (lambda ops, weight, dtype: ops.pack(weight, dtype))
         self._entry: _PackedWeight | None = None
 
     def fill(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> None:
@@ -37,7 +40,7 @@ class WeightCache:
             return
         self._entry = None
         with torch.no_grad():
-            packed = ops.pack(weight.detach(), dtype)
+            packed = self._pack(ops, weight.detach(), dtype)
         self._entry = _PackedWeight(weight, weight._version, ops.numerics, dtype, packed)
 
     def get(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> Any:

@@ -38,8 +38,17 @@ def add_lora(decoder: Decoder, rank: int, alpha: float, targets: Sequence[str] =
         raise LockstepError(f"lora.targets: unknown {', '.join(unknown)}; choose from {', '.join(TARGETS)}")
     if rank < 1:
         raise LockstepError(f"lora.rank: {rank} must be at least 1")
+    layers = adaptable(decoder)
+    absent = sorted(set(targets) - {name.rsplit(".", 1)[1] for name in layers})
+    if absent:
+        known = sorted(set(TARGETS) & {name.rsplit(".", 1)[1] for name in layers})
+        experts = " (experts carry no adapters)" if decoder.config.num_experts else ""
+        raise LockstepError(
+            f"lora.targets: this model has no {', '.join(absent)} that can carry an adapter{experts}; "
+            f"choose from {', '.join(known)}"
+        )
     decoder.requires_grad_(False)
-    for name, linear in adaptable(decoder).items():
+    for name, linear in layers.items():
         if name.rsplit(".", 1)[1] in targets:
             outputs, inputs = linear.weight.shape
             bound = inputs**-0.5

@@ -23,6 +23,7 @@ class RopeTable:
 
     def __init__(self, head_dim: int, theta: float, scaling: RopeScaling | None, max_positions: int):
         self.frequencies = frequencies(head_dim, theta, scaling)
+        self.factor = 1.0 if scaling is None else scaling.turn_factor
         self.max_positions = max_positions
         self._table: Tensor | None = None
 
@@ -33,7 +34,7 @@ class RopeTable:
         table = self._table
         if table is None or table.shape[0] < count or table.device != device:
             length = max(count, min(self.max_positions, max(2 * _BLOCK, 2 * (0 if table is None else len(table)))))
-            table = self._table = build(self.frequencies, length).to(device)
+            table = self._table = build(self.frequencies, length, self.factor).to(device)
         return table
 
 
@@ -45,7 +46,7 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Ten
         return plain
     if scaling.kind == "linear":
         return plain / scaling.factor
-    return _llama3(plain, scaling)
+    return _llama3(plain, scaling) if scaling.kind == "llama3" else _yarn(plain, head_dim, theta, scaling)
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
@@ -58,21 +59,35 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
     return torch.where(wavelengths < positions / high, plain, scaled)
 
 
-def build(frequencies: Tensor, length: int) -> Tensor:
-    """float32 [length, d / 2, 2] of cos and sin."""
+def _yarn(plain: Tensor, head_dim: int, theta: float, scaling: RopeScaling) -> Tensor:
+    """YaRN (https://arxiv.org/abs/2309.00071): as `_llama3`, the passage being a ramp over the frequencies' numbers."""
+
+    def number(turns: float) -> float:
+        """Of the frequency that turns so often within the first training; a real number."""
+        return head_dim * math.log(scaling.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(number(scaling.beta_fast)), 0)
+    high = min(math.ceil(number(scaling.beta_slow)), head_dim - 1)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
+    kept = 1 - ramp.clamp(0, 1)
+    return plain / scaling.factor * (1 - kept) + plain * kept
+
+
+def build(frequencies: Tensor, length: int, factor: float = 1.0) -> Tensor:
+    """float32 [length, d / 2, 2] of cos and sin, times factor."""
     table = np.empty((length, len(frequencies), 2), dtype=np.float32)
     for start in range(0, length, _BLOCK):
         positions = np.arange(start, start + _BLOCK, dtype=np.float32)
         angles = (positions[:, None] * frequencies.numpy()[None, :]).astype(np.float64)
         kept = min(_BLOCK, length - start)
-        table[start : start + kept, :, 0] = np.cos(angles)[:kept]
-        table[start : start + kept, :, 1] = np.sin(angles)[:kept]
+        table[start : start + kept, :, 0] = np.cos(angles)[:kept] * factor
+        table[start : start + kept, :, 1] = np.sin(angles)[:kept] * factor
     return torch.from_numpy(table)
 
 
 def tables(config: ModelConfig) -> tuple[RopeTable, RopeTable]:
     """The tables of full and of sliding layers: the same object unless the family has a local base."""
-    full = RopeTable(config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions)
+    full = RopeTable(config.rope_dim, config.rope_theta, config.rope_scaling, config.max_positions)
     if config.rope_theta_local is None:
         return full, full
-    return full, RopeTable(config.head_dim, config.rope_theta_local, None, config.max_positions)
+    return full, RopeTable(config.rope_dim, config.rope_theta_local, None, config.max_positions)

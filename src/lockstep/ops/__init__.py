@@ -3,17 +3,21 @@
 from lockstep.ops import raw
 from lockstep.ops.adamw import AdamWFactors
 from lockstep.ops.attention import check_head_dim
-from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
+from lockstep.ops.batch import PAGE, KVPages, LatentPages, Packed, Paged, Pages, Routes, Routing
 from lockstep.ops.operators import Numerics, Operators, operators
 
 __all__ = [
     "PAGE",
     "AdamWFactors",
     "KVPages",
+    "LatentPages",
     "Numerics",
     "Operators",
     "Packed",
     "Paged",
+    "Pages",
+    "Routes",
+    "Routing",
     "check_head_dim",
     "operators",
     "raw",

@@ -8,6 +8,7 @@ sequences whose earlier keys and values lie in pages (prefill chunks, decode).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -73,3 +74,52 @@ class KVPages:
         k = torch.zeros(pages, kv_heads, head_dim, PAGE, dtype=dtype)
         v = torch.zeros(pages, kv_heads, PAGE, v_dim or head_dim, dtype=dtype)
         return KVPages(k, v)
+
+
+@dataclass(frozen=True)
+class LatentPages:
+    """The pages of one layer of latent attention. rows: [pages, PAGE, width], bfloat16 or float32; a row is a token's
+    latent and then its rotated key, which all heads share."""
+
+    rows: Tensor
+
+    @staticmethod
+    def zeros(pages: int, width: int, dtype: torch.dtype) -> LatentPages:
+        return LatentPages(torch.zeros(pages, PAGE, width, dtype=dtype))
+
+
+Pages = KVPages | LatentPages
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a token chooses experts.
+
+    scoring: softmax over all logits, or the sigmoid of each. normalize: a token's weights are divided by their sum.
+    groups, top_groups: experts lie in equal groups, of which only the best are chosen from. pairs: a group is as good
+    as its two best experts together (DeepSeek-V3), else as its best one (V2). scale: factor on all weights.
+    """
+
+    top_k: int
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    normalize: bool = True
+    groups: int = 1
+    top_groups: int = 1
+    pairs: bool = True
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where T tokens go among E experts. Grouped order: by expert, then by token.
+
+    weights: float32 [T, k]; chosen: int32 [T, k], the experts of each token, ascending.
+    offsets: int32 [E + 1], where an expert's rows begin. rows: int32 [T k], the token of each row.
+    slots: int32 [T, k], the row of each choice.
+    """
+
+    weights: Tensor
+    chosen: Tensor
+    offsets: Tensor
+    rows: Tensor
+    slots: Tensor

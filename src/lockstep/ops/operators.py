@@ -8,14 +8,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lockstep.ops import build, plain
+from lockstep.ops import build, plain, plain_moe
 from lockstep.ops.adamw import adamw, square_sum
 from lockstep.ops.attention import attention, paged_attention, write_kv
+from lockstep.ops.batch import Routes
 from lockstep.ops.cross_entropy import linear_cross_entropy, log_softmax, select_logprobs
 from lockstep.ops.dequantize import dequantize
 from lockstep.ops.embedding import embedding
 from lockstep.ops.gated import gated
+from lockstep.ops.latent import latent_attention, share_heads, write_latents
 from lockstep.ops.linear import linear, pack
+from lockstep.ops.moe import balance_loss, combine, dispatch, grouped_linear, route
 from lockstep.ops.norm import rms_norm
 from lockstep.ops.rope import rope
 
@@ -66,6 +69,24 @@ class Operators:
     """(x) -> float64 scalar, the sum of squares by a fixed tree; the same bits in both modes"""
     dequantize: Callable[..., None]
     """(blocks uint8, name of a ggml format, out): fill out, float32 or bfloat16; the same bits in both modes"""
+    route: Callable[..., Routes]
+    """(logits float32 [T, E], routing: Routing, bias float32 [E] or None) -> Routes: experts and weights"""
+    dispatch: Callable[..., Tensor]
+    """(x [T, D], routes: Routes) -> [T k, D]: a row for each choice, by expert, then by token"""
+    grouped_linear: Callable[..., Tensor]
+    """(x [R, K], E weights [N, K] or what `pack` gave, offsets int32 [E + 1]) -> [R, N]: `linear` of each group of rows
+    with its weight"""
+    combine: Callable[..., Tensor]
+    """(y [T k, D], routes: Routes) -> [T, D]: the weighted sum over a token's experts, ascending"""
+    balance_loss: Callable[..., Tensor]
+    """(logits float32 [T, E] of each layer, offsets of its Routes) -> float32 scalar, E sum_e f_e p_e"""
+    write_latents: Callable[..., None]
+    """(latents [T, L], pages: LatentPages, batch: Paged): put new latents in their pages"""
+    latent_attention: Callable[..., Tensor]
+    """(q [T, H, L], pages: LatentPages, batch: Paged, scale, v_dim) -> [T, H, v_dim]: the latents are the key of every
+    head, their first v_dim elements its value; the bits of `attention` with one key head"""
+    share_heads: Callable[..., Tensor]
+    """(x [T, d], heads) -> [T, heads, d]: a copy for every head"""
 
 
 def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators:
@@ -84,10 +105,13 @@ def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators
 _PLAIN = Operators(
     "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
     plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
-    plain.adamw, plain.square_sum, plain.dequantize,
+    plain.adamw, plain.square_sum, plain.dequantize, plain_moe.route, plain_moe.dispatch, plain_moe.grouped_linear,
+    plain_moe.combine, plain_moe.balance_loss, plain_moe.write_latents, plain_moe.latent_attention,
+    plain_moe.share_heads,
 )  # fmt: skip
 _CONTRACT = Operators(
     "bitwise", linear, pack, rms_norm, rope, gated, embedding, attention,
     write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy, adamw, square_sum,
-    dequantize,
+    dequantize, route, dispatch, grouped_linear, combine, balance_loss, write_latents, latent_attention,
+    share_heads,
 )  # fmt: skip

@@ -55,7 +55,7 @@ def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float =
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=dtype)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None, softcap: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None, softcap: float) -> Tensor:
     """One sequence: q [n, Hq, d] at positions first.., k and v [m, Hkv, d] at positions 0..m-1."""
     rows = torch.arange(first, first + q.shape[0])[:, None]
     keys = torch.arange(k.shape[0])[None, :]
@@ -72,7 +72,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: i
 
 
 def _attend_capped(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, softcap: float) -> Tensor:
-    """`_attend` where the scores go through a soft cap, which PyTorch's attention does not have."""
+    """`attend` where the scores go through a soft cap, which PyTorch's attention does not have."""
     per = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(per, 1), v.repeat_interleave(per, 1)
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -85,17 +85,18 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int | None = None, softcap: float = 0.0
 ) -> Tensor:
     ends = batch.starts.tolist()
-    parts = [_attend(q[a:b], k[a:b], v[a:b], 0, scale, window, softcap) for a, b in pairwise(ends)]
+    parts = [attend(q[a:b], k[a:b], v[a:b], 0, scale, window, softcap) for a, b in pairwise(ends)]
     return torch.cat(parts)
 
 
 def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
-    page, offset = _slots(batch)
+    page, offset = slots(batch)
     pages.k[page, :, :, offset] = k
     pages.v[page, :, offset] = v
 
 
-def _slots(batch: Paged) -> tuple[Tensor, Tensor]:
+def slots(batch: Paged) -> tuple[Tensor, Tensor]:
+    """The page and the place in it of every row."""
     counts = batch.starts.diff().long()
     sequence = torch.repeat_interleave(torch.arange(len(counts)), counts)
     positions = batch.positions.long()
@@ -112,7 +113,7 @@ def paged_attention(
         table = batch.page_table[s, : last // PAGE + 1].long()
         k = pages.k[table].permute(0, 3, 1, 2).flatten(0, 1)[: last + 1]
         v = pages.v[table].transpose(1, 2).flatten(0, 1)[: last + 1]
-        parts.append(_attend(q[a:b], k, v, first, scale, window, softcap))
+        parts.append(attend(q[a:b], k, v, first, scale, window, softcap))
     return torch.cat(parts)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.ops import PAGE, KVPages, Paged
+from lockstep.model.decoder import make_pages
+from lockstep.ops import PAGE, Paged
 from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 
 
 def page_bytes(model: Model) -> int:
-    """Bytes of one page of keys and values over all layers."""
+    """Bytes of one page of keys and values, or of latents, over all layers."""
     config = model.config
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * PAGE * model.dtype.itemsize
+    width = config.latent_dim or 2 * config.num_kv_heads * config.head_dim
+    return config.num_layers * width * PAGE * model.dtype.itemsize
 
 
 class Runner:
@@ -28,12 +30,7 @@ class Runner:
     def __init__(self, model: Model, pages: int) -> None:
         self.model = model
         self.prepare()
-        config = model.config
-        shape = (pages, config.num_kv_heads, config.head_dim)
-        self._cache = [
-            KVPages(_zeros((*shape, PAGE), model.dtype), _zeros((*shape[:2], PAGE, shape[2]), model.dtype))
-            for _ in range(config.num_layers)
-        ]
+        self._cache = make_pages(model.config, pages, lambda shape: _zeros(shape, model.dtype))
 
     def prepare(self) -> None:
         """Pack the weights, where they are not packed yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.model.decoder import Decoder
+from lockstep.model.moe import Experts
 from lockstep.train.data import Batch
 
 
@@ -14,13 +15,18 @@ def step_flops(decoder: Decoder, batches: list[Batch], adapters_only: bool = Fal
     tokens = sum(len(b.tokens) for b in batches)
     keys = sum(_visible(b) for b in batches)
     products = 2.0 * matrix_weights(decoder) * tokens * (2.0 if adapters_only else 3.0)
-    attention = 4.0 * config.num_layers * config.num_heads * config.head_dim * keys * 3.0
+    channels = config.head_dim + (config.head_dim if config.v_head_dim is None else config.v_head_dim)
+    attention = 2.0 * config.num_layers * config.num_heads * channels * keys * 3.0
     return products + attention
 
 
 def matrix_weights(decoder: Decoder) -> int:
-    """Weights that multiply every token: all matrices, the embedding only where it is the output head."""
+    """Weights that multiply a token: all matrices, of experts as many as a token goes to; the embedding only where it
+    is the output head."""
     matrices = sum(p.numel() for p in decoder.parameters() if p.dim() == 2)
+    routed = sum(p.numel() for m in decoder.modules() if isinstance(m, Experts) for p in m.parameters())
+    if routed:
+        matrices -= routed - routed // decoder.config.num_experts * decoder.config.experts_per_token
     return matrices if decoder.output is None else matrices - decoder.embed.weight.numel()
 
 

@@ -28,6 +28,12 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
     recomputes = parallel.recompute == "full" or parallel.recompute_layers > 0
     if mesh.shape.size == 1 and not recomputes:
         return None
+    if shape.router_aux_loss:
+        raise LockstepError(
+            f"router_aux_loss is {shape.router_aux_loss}: the load-balance loss of experts is trained by one process "
+            "without recomputation in this version; set model.router_aux_loss (router_aux_loss_coef in a config.json) "
+            "to 0, or leave out parallel"
+        )
     count = len(spread(config.train.micro_batches, parallel.dp)[mesh["dp"].index])
     table = schedule(parallel.schedule, parallel.pp, count, chunks=parallel.chunks)
     stages = stages_of(shape.num_layers, table, shape.tie_embeddings, parallel.layers_per_stage)
@@ -61,6 +67,11 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
             f"parallel.tp is {parallel.tp}, which does not divide the model's canonical_tp {shape.canonical_tp}: set "
             f"train.canonical_tp to {parallel.tp} or a multiple. It is part of the model's numerics (its sums are made "
             "of so many segments on every layout), so a run keeps it from its first step"
+        )
+    if shape.num_experts and parallel.pp > 1:
+        raise LockstepError(
+            f"parallel.pp is {parallel.pp}: models with experts train with data parallelism only in this version; set "
+            "it to 1"
         )
     if config.lora.rank and parallel.pp * parallel.tp > 1:
         raise LockstepError(

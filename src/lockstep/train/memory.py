@@ -25,9 +25,15 @@ def check_memory(shape: ModelConfig, adapters: bool) -> None:
 
 def parameters(shape: ModelConfig) -> int:
     """How many parameters a decoder of this shape has, without making its layers."""
-    one = Decoder(shape.model_copy(update={"num_layers": 1}))
-    layer = sum(p.numel() for p in one.layers.parameters())
-    return sum(p.numel() for p in one.parameters()) + (shape.num_layers - 1) * layer
+    first = min(shape.dense_layers, shape.num_layers) if shape.num_experts else shape.num_layers
+    total = 0
+    for layers, dense in ((first, 1), (shape.num_layers - first, 0)):
+        if layers:
+            one = Decoder(shape.model_copy(update={"num_layers": 1, "dense_layers": dense}))
+            layer = sum(p.numel() for p in one.layers.parameters())
+            total += layers * layer
+            rest = sum(p.numel() for p in one.parameters()) - layer
+    return total + rest
 
 
 def machine_memory() -> int | None:

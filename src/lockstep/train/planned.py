@@ -54,4 +54,9 @@ def planner_shape(config: ModelConfig) -> ModelShape:
         head_dim=config.head_dim,
         gated=True,
         tied=config.tie_embeddings,
+        experts=config.num_experts,
+        experts_per_token=config.experts_per_token if config.num_experts else 0,
+        expert_intermediate=(config.expert_intermediate_size or 0) if config.num_experts else 0,
+        shared_intermediate=config.shared_experts * (config.expert_intermediate_size or 0),
+        dense_layers=config.dense_layers,
     )

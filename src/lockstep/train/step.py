@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.model.decoder import Decoder
+from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators
 from lockstep.train.data import Batch
 from lockstep.train.tree import GradientTree, tree_total
@@ -26,7 +27,8 @@ class Compute:
 class StepGradient:
     """The gradient of a global batch, float32, in the order of the parameters.
 
-    loss: mean of -log p over the batch's loss tokens, nats. objective: what was differentiated (with z-loss).
+    loss: mean of -log p over the batch's loss tokens, nats. objective: what was differentiated (with z-loss, and the
+    load-balance loss of a model with experts: its mean over the micro-batches).
     """
 
     gradient: list[Tensor]
@@ -46,22 +48,31 @@ def step_gradient(
     two micro-batches. Parameters are not changed; their ``.grad`` is None before and after.
     """
     weight = token_weight(batches)
+    balance = decoder.config.router_aux_loss / max(len(batches), 1)
     tree = GradientTree()
     losses, objectives = [], []
     for batch in batches:
         if stop():
             return None
-        objective, loss = _backward(decoder, compute, batch, weight, z_loss)
+        objective, loss = _backward(decoder, compute, batch, weight, z_loss, balance)
         tree.push([_take_gradient(p) for p in parameters.values()])
         objectives.append(objective)
         losses.append(loss)
     return StepGradient(tree.total(), tree_total(losses), tree_total(objectives))
 
 
-def _backward(decoder: Decoder, compute: Compute, batch: Batch, weight: float, z_loss: float) -> tuple[float, float]:
-    """Run one micro-batch. Returns its shares of the objective and of the loss."""
-    hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype)
+def _backward(
+    decoder: Decoder, compute: Compute, batch: Batch, weight: float, z_loss: float, balance: float
+) -> tuple[float, float]:
+    """Run one micro-batch. Returns its shares of the objective and of the loss.
+
+    balance: factor on the load-balance loss of a model with experts.
+    """
+    routed: list[Routed] | None = [] if balance else None
+    hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype, routed=routed)
     objective, loss = shares(decoder, compute, hidden, batch, weight, z_loss)
+    if routed:
+        objective = objective + balance * balance_loss(compute.ops, routed)
     objective.backward()
     return float(objective.detach()), loss
 

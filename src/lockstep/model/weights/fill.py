@@ -43,7 +43,8 @@ def fill(
                         f"{source}: tensor {name} is {tensor.dtype}: quantised weights are read from .gguf files only; "
                         "give the model in bfloat16, float16 or float32"
                     )
-                setattr(module, leaf, nn.Parameter(tensor.to(dtype)))
+                kept = torch.float32 if leaf in getattr(module, "float32", ()) else dtype
+                setattr(module, leaf, nn.Parameter(tensor.to(kept), requires_grad=parameter.requires_grad))
 
 
 def check_fit(decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], source: str) -> None:
@@ -68,7 +69,10 @@ def _check_names(found: set[str], expected: set[str], decoder: Decoder, source: 
 
 
 def _ignorable(name: str, decoder: Decoder) -> bool:
-    """A second copy of a tied head, and frequencies that old files carry."""
+    """A second copy of a tied head, frequencies that old files carry, and DeepSeek's layers for further tokens."""
+    layer = name.split(".")[2] if name.startswith("model.layers.") else ""
+    if decoder.config.family.startswith("deepseek") and layer.isdigit() and int(layer) >= decoder.config.num_layers:
+        return True
     tied = decoder.config.tie_embeddings and name in ("lm_head.weight", "output.weight")
     return tied or name == "rope_freqs.weight" or name.endswith("rotary_emb.inv_freq")
 

@@ -66,7 +66,8 @@ void run_block(Scratch& w, const AttentionShape& a, int64_t first, int64_t rows,
   }
   multiply(BLOCK, rows, dim / 16, w.ds.data(), BLOCK, 1, w.k.data(), dim, 16, w.dq.data() + first * dim, dim);
   multiply(rows, BLOCK, dim / 16, w.ds.data(), 1, BLOCK, w.q.data() + first * dim, dim, 16, w.dk.data(), dim);
-  multiply(rows, BLOCK, v_dim / 16, w.p.data(), 1, BLOCK, w.d_out.data() + first * v_dim, v_dim, 16, w.dv.data(), v_dim);
+  multiply(rows, BLOCK, v_dim / 16, w.p.data(), 1, BLOCK, w.d_out.data() + first * v_dim, v_dim, 16, w.dv.data(),
+           v_dim);
 }
 
 template <typename T>

@@ -60,6 +60,7 @@ class Call {
   }
 
   const Tensor& tensor(size_t i) const { return at(i).toTensor(); }
+  std::vector<Tensor> tensors(size_t i) const { return at(i).toTensorVector(); }
   bool given(size_t i) const { return !at(i).isNone(); }
   int64_t integer(size_t i) const { return at(i).toInt(); }
   float number(size_t i) const { return float(at(i).toDouble()); }

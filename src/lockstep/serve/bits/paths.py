@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from lockstep.model import Model
-from lockstep.ops import PAGE, KVPages, Operators, Packed, Paged
+from lockstep.model.decoder import make_pages
+from lockstep.ops import PAGE, Operators, Packed, Paged, Pages
 
 Tokens = Sequence[int]
 Pick = Callable[[Tensor], Tensor]
@@ -41,7 +42,7 @@ class Path:
 
 def run(model: Model, ops: Operators, path: Path) -> Tensor:
     """Logits float32 [T, V] of the sequence under test, in order of its positions."""
-    cache = [_stale_pages(model, path) for _ in range(model.config.num_layers)] if path.pages else None
+    cache = _stale_pages(model, path) if path.pages else None
     parts = []
     with _threads(path.threads), torch.no_grad():
         for step in path.passes:
@@ -135,13 +136,9 @@ def _tables(members: Sequence[Tokens]) -> tuple[list[list[int]], int]:
     return tables, at
 
 
-def _stale_pages(model: Model, path: Path) -> KVPages:
+def _stale_pages(model: Model, path: Path) -> list[Pages]:
     """Pages as another request left them: full of whatever `stale` is."""
-    config = model.config
-    pages = KVPages.zeros(path.pages, config.num_kv_heads, config.head_dim, model.dtype)
-    pages.k.fill_(path.stale)
-    pages.v.fill_(path.stale)
-    return pages
+    return make_pages(model.config, path.pages, lambda shape: torch.full(shape, path.stale, dtype=model.dtype))
 
 
 @contextmanager

@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from lockstep.ops import Operators
 
-_NOT_COMPUTED = ("numerics", "pack", "write_kv")
-_SAME_OPERATOR = {"paged_attention": "attention"}
+_NOT_COMPUTED = ("numerics", "pack", "write_kv", "write_latents")
+_OTHER_ROWS = ("linear_cross_entropy", "route", "dispatch", "grouped_linear", "balance_loss", "share_heads")
+"""Operators whose rows are not those of the tokens of a batch."""
+_MODULES_OF_OTHER_ROWS = (".experts", ".kv_b")
+"""Modules that compute rows of experts, or of pages: what goes wrong in them is seen at the operator after."""
+_SAME_OPERATOR = {"paged_attention": "attention", "latent_attention": "attention"}
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,14 @@ def _recording(ops: Operators, trace: Trace, asking: list[str]) -> Operators:
     def record(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             output = call(*args, **kwargs)
+            if asking[-1].endswith(_MODULES_OF_OTHER_ROWS):
+                return output
             place = Place(asking[-1] or "head", _SAME_OPERATOR.get(name, name))
             trace.outputs.append((place, output.detach().clone()))
             return output
 
         return run
 
-    names = [f.name for f in fields(ops) if f.name not in _NOT_COMPUTED and f.name != "linear_cross_entropy"]
+    names = [f.name for f in fields(ops) if f.name not in _NOT_COMPUTED + _OTHER_ROWS]
     recorders: dict[str, Any] = {name: record(name, getattr(ops, name)) for name in names}
     return replace(ops, **recorders)
