@@ -190,6 +190,8 @@ class ModelConfig(Section):
                 f"canonical_tp {n} must be a power of two that divides num_kv_heads {self.num_kv_heads} and "
                 f"intermediate_size {self.intermediate_size}"
             )
+        if n > 1 and (self.num_experts or self.kv_lora_rank):
+            raise ValueError(f"canonical_tp {n}: layers with experts or latent attention are not cut in this version")
         if self.layer_windows is not None and len(self.layer_windows) != self.num_layers:
             raise ValueError(f"layer_windows has {len(self.layer_windows)} entries for num_layers {self.num_layers}")
         if self.layer_windows is not None and any(self.layer_windows) and self.sliding_window is None:

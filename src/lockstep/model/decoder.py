@@ -21,6 +21,7 @@ from lockstep.model.mlp import MLP
 from lockstep.model.moe import Experts, MoE, Routed, Router
 from lockstep.model.norm import Norm
 from lockstep.model.rope import tables
+from lockstep.model.split import split_of
 from lockstep.ops import PAGE, KVPages, LatentPages, Operators, Packed, Paged, Pages
 
 BlockCall = Callable[..., Tensor]
@@ -47,6 +48,9 @@ class Decoder(nn.Module):
         self.output = None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._tables = tables(config)
         self._head_cache = WeightCache()
+        for name, module in self.named_modules():
+            if isinstance(module, Linear):
+                module.split = split_of(name)
 
     def forward(
         self,

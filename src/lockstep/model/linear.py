@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.ops import Numerics, Operators
+from lockstep.ops.operators import Split
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,22 @@ class Linear(nn.Module):
         self.weight = unset(outputs, inputs)
         self.bias = unset(outputs) if bias else None
         self.lora: LoraPair | None = None
-        self.cache = WeightCache()
+        self.split: Split | None = None  # how tensor parallelism cuts the weight
+        self.cache = WeightCache(self._pack)
 
     def forward(self, ops: Operators, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N] in x's dtype."""
-        y = ops.linear(x, self.cache.get(self.weight, ops, x.dtype), self.bias)
+        cut = None if self.split is None else ops.cut.get(self.split)
+        y = (ops.linear if cut is None else cut.linear)(x, self.cache.get(self.weight, ops, x.dtype), self.bias)
         return y if self.lora is None else y + self.lora(ops, x)
 
     def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
         """Pack the weight for inference in this dtype; nothing to do where it already is."""
         self.cache.fill(self.weight, ops, dtype)
+
+    def _pack(self, ops: Operators, weight: Tensor, dtype: torch.dtype) -> Any:
+        cut = None if self.split is None else ops.cut.get(self.split)
+        return (ops.pack if cut is None else cut.pack)(weight, dtype)
 
 
 class LoraPair(nn.Module):

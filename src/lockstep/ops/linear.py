@@ -40,10 +40,10 @@ def linear(
     return _Linear.apply(x, weight, bias, out_dtype)
 
 
-def input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
-    """dx [T, K] = dy [T, N] times weight [N, K]: a chain over ascending n."""
+def input_gradient(dy: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+    """dx [T, K] = dy [T, N] times weight [N, K]: a chain over ascending n; in dy's dtype unless another is given."""
     panels = torch.ops.lockstep.pack_rows(weight.detach().contiguous(), dy.dtype)
-    return torch.ops.lockstep.gemm(dy, panels, weight.shape[1], None, dy.dtype)
+    return torch.ops.lockstep.gemm(dy, panels, weight.shape[1], None, out_dtype or dy.dtype)
 
 
 def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor
@@ -23,6 +23,15 @@ from lockstep.ops.norm import rms_norm
 from lockstep.ops.rope import rope
 
 Numerics = Literal["bitwise", "fast"]
+Split = Literal["columns", "rows"]
+
+
+@dataclass(frozen=True)
+class CutProduct:
+    """How a weight that tensor parallelism cuts is multiplied: operators like ``linear`` and ``pack``."""
+
+    linear: Any
+    pack: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,8 @@ class Operators:
     head, their first v_dim elements its value; the bits of `attention` with one key head"""
     share_heads: Callable[..., Tensor]
     """(x [T, d], heads) -> [T, heads, d]: a copy for every head"""
+    cut: Mapping[Split, CutProduct] = field(default_factory=dict)
+    """The products of weights that tensor parallelism cuts; empty: nothing is cut, and ``linear`` computes them"""
 
 
 def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators:

@@ -9,15 +9,13 @@ from torch import Tensor, nn
 
 from lockstep.config.model import ModelConfig
 from lockstep.model.decoder import Decoder
+from lockstep.model.split import split_of
+from lockstep.ops import Operators
+from lockstep.ops.cut_linear import cut_operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.schedules import Table
 from lockstep.parallel.shards import Cut
 from lockstep.parallel.stages import Stages
-
-_COLUMNS = ("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up")
-"""Linear layers whose outputs are cut (and with them their biases)."""
-_ROWS = ("attn.o", "mlp.down")
-"""Linear layers whose inputs are cut."""
 
 
 class Partition:
@@ -40,6 +38,11 @@ class Partition:
         """Whether this rank holds all of the model."""
         return self.mesh.shape.pp == self.mesh.shape.tp == 1
 
+    def operators(self, ops: Operators) -> Operators:
+        """The operators with products that reach across the tensor-parallel ranks where a weight is cut."""
+        segments, axis = self.config.canonical_tp, self.mesh["tp"]
+        return cut_operators(ops, segments, segments // axis.size, axis.add)
+
     def owned(self, names: list[str]) -> list[str]:
         """Of these parameters, those that this rank updates (its slice of them)."""
         return self.stages.owned(names, self.groups)
@@ -51,10 +54,10 @@ class Partition:
     def cut(self, name: str) -> Cut:
         """How the whole model's tensor is cut into canonical segments."""
         module, _, leaf = name.rpartition(".")
-        count = self.config.canonical_tp
-        if count > 1 and module.endswith(_COLUMNS):
-            return Cut(0, count)
-        return Cut(1, count) if count > 1 and module.endswith(_ROWS) and leaf == "weight" else Cut()
+        count, split = self.config.canonical_tp, split_of(module)
+        if count == 1 or split is None or (split == "rows" and leaf == "bias"):
+            return Cut()
+        return Cut(0 if split == "columns" else 1, count)
 
     def local_cut(self, name: str) -> Cut:
         """How this rank's tensor is cut into canonical segments."""

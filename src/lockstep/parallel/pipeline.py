@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.ops import Operators, Packed
+from lockstep.ops.cut_linear import WeightQueue, deferring
 from lockstep.parallel.collectives import Axis
-from lockstep.parallel.deferred import WeightQueue, Work, deferring
 from lockstep.parallel.mailbox import Letter, Mailbox, letters
 from lockstep.parallel.schedules import Step, Table
 from lockstep.parallel.stages import TIED, Stages
@@ -30,6 +30,8 @@ class MicroBatch(Protocol):
     def packed(self) -> Packed: ...
 
 
+Work = tuple[Tensor, Callable[[], Tensor]]
+"""A weight, and what computes its gradient."""
 Finish = Callable[[int, Tensor], Tensor]
 """(micro-batch, hidden [T, D] after the final norm) -> the objective, a scalar with gradient"""
 Put = Callable[[str, int, Tensor], None]

@@ -79,7 +79,9 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
         decoder, base = _slice(part, config, start), None
     else:
         decoder = random_decoder(shape, config.train.seed) if start is None else start.decoder
+        decoder.config = shape
         base = _prepare(decoder, config, adapters=config.lora.rank > 0)
+    ops = ops if part is None else part.operators(ops)
     model = Model(decoder, tokenizer, ops, getattr(torch, config.train.dtype))
     trained = {name: p for name, p in decoder.named_parameters() if p.requires_grad and not p.is_meta}
     if part is None:

@@ -26,7 +26,7 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
             f"parallel asks for {asked.describe()}, but the mesh that was given is {mesh.shape.describe()}"
         )
     recomputes = parallel.recompute == "full" or parallel.recompute_layers > 0
-    if mesh.shape.size == 1 and not recomputes:
+    if mesh.shape.size == 1 and not recomputes and shape.canonical_tp == 1:
         return None
     if shape.router_aux_loss:
         raise LockstepError(
@@ -60,8 +60,6 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
             "takes at least one; raise train.micro_batches (and lower train.micro_batch for the same batch) or lower "
             "parallel.dp"
         )
-    if parallel.tp > 1 or shape.canonical_tp > 1:
-        raise LockstepError("tensor parallelism is not run in this version: set parallel.tp and canonical_tp to 1")
     if shape.canonical_tp % parallel.tp:
         raise LockstepError(
             f"parallel.tp is {parallel.tp}, which does not divide the model's canonical_tp {shape.canonical_tp}: set "

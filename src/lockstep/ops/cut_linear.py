@@ -1,0 +1,184 @@
+"""Linear layers as a tensor-parallel layout cuts them, in a fixed number of segments (contract C4).
+
+With ``canonical_tp = N`` a weight that is cut by *rows* (of the input's width K) is multiplied as N products over fixed
+segments of K, each in float32, added by a binary tree and rounded once; the input's gradient of a weight cut by
+*columns* (of the output's width) likewise over segments of the output. A device holds some of the segments, adds
+theirs up, and `add` does the upper part of the tree across devices: on one device nothing. So every degree that
+divides N gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from lockstep.ops import linear as contract
+from lockstep.ops import plain
+from lockstep.ops.linear import refuse_gradient
+from lockstep.ops.operators import CutProduct, Operators, Split
+from lockstep.ops.tree import tree_sum
+
+Add = Callable[[Tensor], Tensor]
+"""float32 -> the sum of all devices' tensors by the tree over them; the same bits on each"""
+
+
+class WeightQueue:
+    """Weight gradients that backward passes have put off since `take` was last called, each with its weight."""
+
+    def __init__(self) -> None:
+        self._work: list[tuple[Tensor, Callable[[], Tensor]]] = []
+
+    def put(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
+        self._work.append((weight, gradient))
+
+    def take(self) -> list[tuple[Tensor, Callable[[], Tensor]]]:
+        """What was queued, in order; the queue is empty afterwards."""
+        found, self._work = self._work, []
+        return found
+
+
+@dataclass(frozen=True)
+class LinearForm:
+    """A linear layer as its four products; calling it is an operator like `linear`.
+
+    product: (x, weight or pack, bias, out_dtype). input_gradient: (dy, weight). weight_gradient: (dy, x).
+    bias_gradient: (dy). queue: where the weight's gradient goes instead of being computed in the backward pass.
+    """
+
+    product: Callable[..., Tensor]
+    input_gradient: Callable[[Tensor, Tensor], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor], Tensor]
+    bias_gradient: Callable[[Tensor], Tensor]
+    queue: WeightQueue | None = None
+
+    def __call__(
+        self, x: Tensor, weight: Any, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if not isinstance(weight, Tensor):
+            refuse_gradient("a product with a packed weight", x)
+            return self.product(x, weight, bias, out_dtype)
+        y: Tensor = _Linear.apply(x, weight, bias, out_dtype, self)
+        return y
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, form: LinearForm
+    ) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        ctx.weight = weight  # the parameter itself: a tensor that is saved may come back as another object
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.form = form
+        return form.product(x, weight.detach(), bias, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,), weight, form = ctx.saved_tensors, ctx.weight, ctx.form
+        dy = grads[0].to(x.dtype).contiguous()
+        need_x, need_weight, need_bias, _, _ = ctx.needs_input_grad
+        dx = form.input_gradient(dy, weight.detach()) if need_x else None
+        db = form.bias_gradient(dy).to(ctx.bias_dtype) if need_bias else None
+        dw = None
+        if need_weight and form.queue is None:
+            dw = form.weight_gradient(dy, x).to(weight.dtype)
+        elif need_weight:
+            form.queue.put(weight, lambda: form.weight_gradient(dy, x).to(weight.dtype))
+        return dx, dw, db, None, None
+
+
+def deferring(ops: Operators, queue: WeightQueue) -> Operators:
+    """The operators with linear layers that put their weights' gradients into the queue; the bits are the same."""
+    cut = {how: replace(found, linear=replace(found.linear, queue=queue)) for how, found in ops.cut.items()}
+    return replace(ops, linear=replace(_WHOLE[ops.numerics], queue=queue), cut=cut)
+
+
+def cut_operators(ops: Operators, segments: int, here: int, add: Add) -> Operators:
+    """The operators of a device that holds ``here`` of the N segments of what is cut.
+
+    segments: N, a power of two; 1 leaves the operators as they are.
+    """
+    if segments == 1:
+        return ops
+    whole = _WHOLE[ops.numerics]
+    columns = replace(whole, input_gradient=lambda dy, weight: _over_outputs(ops, dy, weight, here, add))
+    rows = replace(whole, product=lambda x, weight, bias, out: _over_inputs(ops, x, weight, bias, out, here, add))
+    cut: dict[Split, CutProduct] = {
+        "columns": CutProduct(columns, ops.pack),
+        "rows": CutProduct(rows, lambda weight, dtype: [ops.pack(part, dtype) for part in _parts(weight, 1, here)]),
+    }
+    return replace(ops, cut=cut, rms_norm=lambda *given, **named: _head_norm(ops, here, add, *given, **named))
+
+
+def _over_inputs(
+    ops: Operators, x: Tensor, weight: Any, bias: Tensor | None, out_dtype: torch.dtype | None, here: int, add: Add
+) -> Tensor:
+    """x [T, k] over this device's segments of the input's width, to [T, N]."""
+    weights = weight if isinstance(weight, list) else _parts(weight, 1, here)
+    products = [
+        ops.linear(part, w, None, out_dtype=torch.float32) for part, w in zip(_parts(x, 1, here), weights, strict=True)
+    ]
+    y = add(tree_sum(torch.stack(products)))
+    return (y if bias is None else y + bias.detach().to(x.dtype).float()).to(out_dtype or x.dtype)
+
+
+def _over_outputs(ops: Operators, dy: Tensor, weight: Tensor, here: int, add: Add) -> Tensor:
+    """dx [T, K] from this device's segments of the output's width."""
+    gradient = _FLOAT32_INPUT_GRADIENT[ops.numerics]
+    parts = zip(_parts(dy, 1, here), _parts(weight, 0, here), strict=True)
+    return add(tree_sum(torch.stack([gradient(d, w) for d, w in parts]))).to(dy.dtype)
+
+
+def _head_norm(
+    ops: Operators, here: int, add: Add, x: Tensor, weight: Tensor, eps: float, offset: float = 0.0,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """`rms_norm`; over heads [T, H, d], which are cut, the weight's gradient is added up by segments of heads."""
+    if x.dim() < 3 or not (torch.is_grad_enabled() and weight.requires_grad):
+        return ops.rms_norm(x, weight, eps, offset, out_dtype)
+    weights = _Copies.apply(weight, here, add)
+    parts = zip(x.tensor_split(here, dim=1), weights, strict=True)
+    return torch.cat([ops.rms_norm(part, w, eps, offset, out_dtype) for part, w in parts], dim=1)
+
+
+class _Copies(Function):
+    """A weight for each segment here; backward adds their gradients, and those of other devices, by the tree."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, here: int, add: Add) -> tuple[Tensor, ...]:
+        ctx.add = add
+        return tuple(weight.detach().clone() for _ in range(here))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.add(tree_sum(torch.stack(grads))), None, None
+
+
+def _parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
+    """Equal contiguous segments."""
+    return [part.contiguous() for part in tensor.tensor_split(count, dim=dim)]
+
+
+def _fast_input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
+    return dy @ weight.to(dy.dtype)
+
+
+_WHOLE: Mapping[str, LinearForm] = {
+    "bitwise": LinearForm(
+        contract.linear, contract.input_gradient, contract.weight_gradient,
+        lambda dy: torch.ops.lockstep.column_sums(dy),
+    ),
+    "fast": LinearForm(plain.linear, _fast_input_gradient, lambda dy, x: dy.T @ x, lambda dy: dy.sum(0)),
+}  # fmt: skip
+"""The layer as one device computes it whole, in each numerics mode."""
+
+_FLOAT32_INPUT_GRADIENT: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "bitwise": lambda dy, weight: contract.input_gradient(dy, weight, torch.float32),
+    "fast": lambda dy, weight: _fast_input_gradient(dy, weight).float(),
+}
