@@ -32,8 +32,8 @@ KEEP = RecomputePolicy()
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
-def model(layers: int, tied: bool) -> ModelConfig:
-    return ModelConfig(vocab_size=70, num_layers=layers, max_positions=64, tie_embeddings=tied, **SIZES)
+def model(layers: int, tied: bool, **more: Any) -> ModelConfig:
+    return ModelConfig(vocab_size=70, num_layers=layers, max_positions=64, tie_embeddings=tied, **{**SIZES, **more})
 
 
 def batches(count: int) -> list[Batch]:

@@ -81,6 +81,9 @@ LAYOUTS = {
     "pp2 zb-v": {"pp": 2, "schedule": "zb-v", "layers_per_stage": [2, 2]},
     "pp2 dp2, moments sharded": {"pp": 2, "dp": 2, "fsdp": 1, "schedule": "zb-h1", "recompute": "full"},
     "one process that recomputes": {"recompute": "full"},
+    "tp2": {"tp": 2},
+    "tp2 pp2 dp2, moments sharded": {"tp": 2, "pp": 2, "dp": 2, "fsdp": 1, "schedule": "zb-v"},
+    "dp2 of two segments, moments sharded": {"dp": 2, "fsdp": 1},
 }
 
 
@@ -88,7 +91,9 @@ LAYOUTS = {
 def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, name: str) -> None:
     """Losses, norms, evaluations, and every checkpoint's weights and moments."""
     alone, mesh = tmp_path / "alone", tmp_path / "mesh"
-    config = functools.partial(tiny, model={**MODEL, "tie_embeddings": name != "dp2"}, train=TRAIN)
+    segments = 2 if "tp" in LAYOUTS[name] or "segments" in name else None
+    model = {**MODEL, "num_kv_heads": 2, "tie_embeddings": name != "dp2"}
+    config = functools.partial(tiny, model=model, train={**TRAIN, "canonical_tp": segments})
     Trainer(config(alone)).fit()
     run(config(mesh), LAYOUTS[name])
     same(alone, mesh)

@@ -59,6 +59,7 @@ def read_config(raw: dict[str, Any], source: str) -> ModelConfig:
     keys = {**_KEYS, **table.hf_keys}
     fields: dict[str, Any] = {ours: raw[theirs] for ours, theirs in keys.items() if theirs in raw}
     fields |= dict(table.implied) | {"family": name, "activation": _activation(raw, table, source)}
+    fields["canonical_tp"] = raw.get("canonical_tp", 1)
     eos = raw.get("eos_token_id", ())
     fields["eos_ids"] = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
     try:
@@ -198,6 +199,8 @@ def write_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         scalar = config.scale**-2
         raw["query_pre_attn_scalar"] = round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar
     raw |= _write_special(config)
+    if config.canonical_tp > 1:  # not a key of transformers, which keeps what it does not know
+        raw["canonical_tp"] = config.canonical_tp
     raw |= {"torch_dtype": dtype, "dtype": dtype, "use_cache": True}
     return raw
 

@@ -20,6 +20,7 @@ from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
 from lockstep.ops import Numerics, Operators, check_head_dim, operators
+from lockstep.ops.cut_linear import cut_operators
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Compute dtypes by name."""
@@ -52,7 +53,8 @@ def load(
         decoder, tokenizer = _from_directory(path, compute)
     if numerics == "bitwise":
         check_head_dim(decoder.config.head_dim)
-    return Model(decoder.eval(), tokenizer, ops, compute)
+    segments = decoder.config.canonical_tp
+    return Model(decoder.eval(), tokenizer, cut_operators(ops, segments, segments, lambda total: total), compute)
 
 
 def resolve(path_or_alias: str | Path) -> Path:

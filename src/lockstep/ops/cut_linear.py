@@ -21,7 +21,6 @@ from lockstep.ops import linear as contract
 from lockstep.ops import plain
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
-from lockstep.ops.tree import tree_sum
 
 Add = Callable[[Tensor], Tensor]
 """float32 -> the sum of all devices' tensors by the tree over them; the same bits on each"""
@@ -124,7 +123,7 @@ def _over_inputs(
     products = [
         ops.linear(part, w, None, out_dtype=torch.float32) for part, w in zip(_parts(x, 1, here), weights, strict=True)
     ]
-    y = add(tree_sum(torch.stack(products)))
+    y = add(_tree(products))
     return (y if bias is None else y + bias.detach().to(x.dtype).float()).to(out_dtype or x.dtype)
 
 
@@ -132,7 +131,7 @@ def _over_outputs(ops: Operators, dy: Tensor, weight: Tensor, here: int, add: Ad
     """dx [T, K] from this device's segments of the output's width."""
     gradient = _FLOAT32_INPUT_GRADIENT[ops.numerics]
     parts = zip(_parts(dy, 1, here), _parts(weight, 0, here), strict=True)
-    return add(tree_sum(torch.stack([gradient(d, w) for d, w in parts]))).to(dy.dtype)
+    return add(_tree([gradient(d, w) for d, w in parts])).to(dy.dtype)
 
 
 def _head_norm(
@@ -157,7 +156,14 @@ class _Copies(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.add(tree_sum(torch.stack(grads))), None, None
+        return ctx.add(_tree(list(grads))), None, None
+
+
+def _tree(values: list[Tensor]) -> Tensor:
+    """The sum of neighbours, of neighbouring pairs, and so on: a device's segments are a node of the whole tree."""
+    while len(values) > 1:
+        values = [left + right for left, right in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
 
 
 def _parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:

@@ -1,0 +1,220 @@
+"""Tensor parallelism: every degree that divides canonical_tp gives the same bytes, alone and with the other axes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.config import ModelConfig
+from lockstep.config.check import check
+from lockstep.errors import LockstepError
+from lockstep.model import Decoder
+from lockstep.model.init import draw, random_decoder
+from lockstep.ops import KVPages, Packed, Paged, operators
+from lockstep.ops.cut_linear import WeightQueue, cut_operators, deferring
+from lockstep.ops.linear import input_gradient
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.partition import Partition
+from lockstep.parallel.pipeline import Pipeline
+from lockstep.parallel.recompute import recomputing
+from lockstep.parallel.reduction import global_norm, reduce_runs
+from lockstep.parallel.schedules import schedule
+from lockstep.parallel.shards import Shards
+from lockstep.parallel.stages import stages_of
+from lockstep.parallel.tree import GradientTree, spread
+
+Threads = Callable[[MeshShape, Callable[[Mesh], Any]], list[Any]]
+
+BASE = {
+    "vocab_size": 70, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4,
+    "head_dim": 16, "max_positions": 64, "tie_embeddings": True,
+}  # fmt: skip
+FAMILIES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+BITWISE = operators("bitwise")
+
+
+def model(family: str = "llama", canonical_tp: int = 4, **more: Any) -> ModelConfig:
+    return ModelConfig(**{**BASE, "family": family, "canonical_tp": canonical_tp, **FAMILIES[family], **more})
+
+
+def batch(seed: int) -> tuple[Tensor, Packed]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 70, (23,), generator=generator), Packed.of([13, 10])
+
+
+class _Batch:
+    def __init__(self, seed: int) -> None:
+        self.tokens, self.packed = batch(seed)
+
+
+def trained(
+    mesh: Mesh, config: ModelConfig, count: int, dtype: torch.dtype, name: str = "1f1b"
+) -> tuple[dict[str, Tensor], float, list[float]]:
+    """Gradients of this rank (its slices), the norm, the objectives of its micro-batches."""
+    mine = spread(count, mesh.shape.dp)[mesh["dp"].index]
+    table = schedule(name, mesh.shape.pp, len(mine))
+    part = Partition(config, mesh, table, stages_of(config.num_layers, table, config.tie_embeddings))
+    ops = part.operators(BITWISE)
+    decoder = part.decoder(lambda name, shape: draw(name, shape, config, 1))
+    parameters = {n: p for n, p in decoder.named_parameters() if not p.is_meta}
+    line = Pipeline(mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, recomputing(()))
+    trees, objectives = {n: GradientTree(count) for n in part.owned(part.names)}, []
+
+    def finish(m: int, hidden: Tensor) -> Tensor:
+        tokens, weights = batch(mine[m])[0], torch.full((23,), 1 / 69)
+        objective, _ = ops.linear_cross_entropy(hidden, decoder.head_weight, tokens.roll(-1), weights)[:2]
+        objectives.append(float(objective.detach()))
+        return objective
+
+    line.step([_Batch(m) for m in mine], finish, lambda n, m, g: trees[n].put(mine[m], g))
+    shards = Shards({n: parameters[n] for n in trees}, {n: part.local_cut(n) for n in trees}, mesh["dp"])
+    total = reduce_runs(trees, shards, count)
+    norm = global_norm(total, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
+    shards.collect(total)
+    return total, norm, objectives
+
+
+def whole(results: list[Any], config: ModelConfig, shape: MeshShape) -> dict[str, Tensor]:
+    """The whole gradient from every rank's, what is not cut being the same everywhere."""
+    parts: dict[str, dict[int, Tensor]] = {}
+    for rank, (total, _, _) in enumerate(results):
+        for name, tensor in total.items():
+            at = shape.place(rank)["tp"]
+            if at in parts.setdefault(name, {}):
+                assert torch.equal(parts[name][at], tensor), name
+            parts[name][at] = tensor
+    found = {}
+    for name, slices in parts.items():
+        module = name.rpartition(".")[0]
+        dim = {"q": 0, "k": 0, "v": 0, "gate": 0, "up": 0, "o": 1, "down": 1}.get(module.rpartition(".")[2])
+        ordered = [slices[i] for i in range(shape.tp)]
+        if dim is None:
+            assert all(torch.equal(ordered[0], other) for other in ordered), name
+        found[name] = ordered[0] if dim is None else torch.cat(ordered, dim)
+    return found
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_degree_gives_the_same_bytes(threads: Threads, family: str, dtype: torch.dtype) -> None:
+    config = model(family)
+    results = {}
+    for tp in (1, 2, 4):
+        shape = MeshShape(tp=tp)
+        found = threads(shape, functools.partial(trained, config=config, count=2, dtype=dtype))
+        assert len({(norm, *objectives) for _, norm, objectives in found}) == 1
+        results[tp] = whole(found, config, shape), found[0][1:]
+    for tp in (2, 4):
+        same(results[1][0], results[tp][0])
+        assert results[1][1] == results[tp][1]
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
+def test_with_pipelines_and_replicas(threads: Threads, name: str) -> None:
+    config = model("qwen3", canonical_tp=2, num_layers=4)
+    work = functools.partial(trained, config=config, count=5, dtype=torch.bfloat16)
+    alone = threads(MeshShape(), work)
+    shape = MeshShape(pp=2, dp=2, tp=2)
+    found = threads(shape, functools.partial(work, name=name))
+    same(whole(alone, config, MeshShape()), whole(found, config, shape))
+    assert {norm for _, norm, _ in found} == {alone[0][1]}
+
+
+def test_segments_change_rounding_only(threads: Threads) -> None:
+    """In float32: relative 1e-5 of the largest element, as sums of 64 terms are merely made in another order."""
+    one, four = (
+        threads(MeshShape(), functools.partial(trained, config=model(canonical_tp=n), count=2, dtype=torch.float32))
+        for n in (1, 4)
+    )
+    differing = 0
+    for name, tensor in one[0][0].items():
+        torch.testing.assert_close(tensor, four[0][0][name], rtol=1e-4, atol=1e-5 * float(tensor.abs().max()))
+        differing += not torch.equal(tensor, four[0][0][name])
+    assert differing > 0, "segments that change nothing are not made"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_products_are_sums_over_segments_by_the_tree(dtype: torch.dtype) -> None:
+    """The definition, written out, forward and backward."""
+    x, weight = torch.randn(7, 64).to(dtype).requires_grad_(), torch.randn(48, 64, requires_grad=True)
+    cut = cut_operators(BITWISE, 4, 4, lambda y: y).cut
+    p = [BITWISE.linear(a, w, None, torch.float32) for a, w in zip(x.split(16, 1), weight.split(16, 1), strict=True)]
+    y = cut["rows"].linear(x, weight)
+    assert torch.equal(y, ((p[0] + p[1]) + (p[2] + p[3])).to(dtype))
+    y = cut["columns"].linear(x, weight)
+    assert torch.equal(y, BITWISE.linear(x, weight))
+    dy = torch.randn(7, 48).to(dtype)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    parts = zip(dy.split(12, 1), weight.split(12, 0), strict=True)
+    g = [input_gradient(d.contiguous(), w, torch.float32) for d, w in parts]
+    assert torch.equal(dx, ((g[0] + g[1]) + (g[2] + g[3])).to(dtype))
+
+
+def test_a_deferred_weight_gradient_is_the_operators_own() -> None:
+    x, weight = torch.randn(9, 32), torch.randn(16, 32, requires_grad=True)
+    bias = torch.randn(16, requires_grad=True)
+    dy = torch.randn(9, 16)
+    for ops in (BITWISE, operators("fast")):
+        now = torch.autograd.grad(ops.linear(x, weight, bias), (weight, bias), dy)
+        queue = WeightQueue()
+        deferred = deferring(ops, queue)
+        y = deferred.linear(x, weight, bias)
+        y.backward(dy)
+        assert weight.grad is None
+        ((held, later),) = queue.take()
+        assert held is weight
+        assert torch.equal(later(), now[0])
+        assert torch.equal(bias.grad, now[1])
+        bias.grad = None
+        assert not queue.take()
+
+
+def test_serving_gives_the_bits_of_training_on_any_degree(threads: Threads) -> None:
+    """Packed weights and pages: prefill and decode on two ranks, against the training forward of one."""
+    config = model("qwen3", canonical_tp=2)
+    tokens, _ = batch(0)
+    one = random_decoder(config, 1)
+    expected = one(cut_operators(BITWISE, 2, 2, lambda y: y), tokens, Packed.of([23]), dtype=torch.bfloat16)
+
+    def served(mesh: Mesh) -> Tensor:
+        table = schedule("1f1b", 1, 1)
+        part = Partition(config, mesh, table, stages_of(2, table, True))
+        ops, decoder = part.operators(BITWISE), part.decoder(lambda name, shape: draw(name, shape, config, 1))
+        with torch.no_grad():
+            decoder.prepare(ops, torch.bfloat16)
+            pages = [KVPages.zeros(1, part.local.num_kv_heads, 16, torch.bfloat16) for _ in range(2)]
+            found = []
+            for first, end in ((0, 20), (20, 21), (21, 22), (22, 23)):
+                found.append(decoder(ops, tokens[first:end], _paged(first, end), pages, torch.bfloat16))
+        return torch.cat(found)
+
+    for degree in (1, 2):
+        for found in threads(MeshShape(tp=degree), served):
+            assert torch.equal(found, expected)
+
+
+def _paged(first: int, end: int) -> Paged:
+    return Paged(
+        torch.arange(first, end, dtype=torch.int32),
+        torch.tensor([0, end - first], dtype=torch.int32),
+        torch.zeros(1, 1, dtype=torch.int32),
+    )
+
+
+def test_what_does_not_divide_is_told() -> None:
+    for wrong in (3, 8):
+        with pytest.raises(LockstepError, match=rf"canonical_tp {wrong} must be a power of two that divides num_kv_h"):
+            check(ModelConfig, {**BASE, "canonical_tp": wrong}, "test")
+    assert isinstance(Decoder(model()), Decoder)
