@@ -85,12 +85,12 @@ def test_a_failing_build_says_why_and_leaves_nothing(monkeypatch: pytest.MonkeyP
     assert [p.suffix for p in (tmp_path / "cache" / "lockstep" / "ext").iterdir()] == [".lock"]
 
 
-def test_an_edit_compiles_one_source_and_a_header_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_edit_compiles_what_includes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     csrc, kept = tmp_path / "csrc", tmp_path / "cache" / "lockstep" / "objects"
     csrc.mkdir()
     (csrc / "shared.h").write_text("int shared();\n")
-    for name in ("a", "b"):
-        (csrc / f"{name}.cpp").write_text(f'#include "shared.h"\nint {name}() {{ return 1; }}\n')
+    (csrc / "a.cpp").write_text("int a() { return 1; }\n")
+    (csrc / "b.cpp").write_text('#include "shared.h"\nint b() { return 1; }\n')
     monkeypatch.setattr(build, "CSRC", csrc)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     build.library("plain")
@@ -102,7 +102,7 @@ def test_an_edit_compiles_one_source_and_a_header_all(monkeypatch: pytest.Monkey
     (csrc / "shared.h").write_text("long shared();\n")
     build.library("plain")
     third = {p.name for p in kept.iterdir()} - first - second
-    assert sorted(name.rsplit("-", 1)[0] for name in third) == ["plain-a", "plain-b"]
+    assert [name.rsplit("-", 1)[0] for name in third] == ["plain-b"]
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -83,6 +83,24 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "grouped_weight_gradient": lambda: (half(0, 21, 20), half(1, 21, 5), routes()[1]),
     "rms_norm": lambda: (randn(0, 7, 3, 20), half(1, 20), 1e-5, 1.0),
     "rms_norm_backward": lambda: (half(0, 7, 20), randn(1, 7, 20), half(2, 20), randn(3, 7), 1.0),
+    "add_rms_norm": lambda: (randn(0, 7, 20), half(1, 7, 20), half(2, 20), 1e-5, 1.0),
+    "add_rms_norm_backward": lambda: (
+        half(0, 7, 20), randn(1, 7, 20), randn(2, 7, 20), half(3, 20), randn(4, 7), 1.0,
+    ),
+    "layer_norm": lambda: (randn(0, 7, 3, 20), half(1, 20), half(2, 20), 1e-5),
+    "layer_norm_backward": lambda: (half(0, 7, 20), randn(1, 7, 20), half(2, 20), randn(3, 7), randn(4, 7)),
+    "add_layer_norm": lambda: (randn(0, 7, 20), half(1, 7, 20), half(2, 20), None, 1e-5),
+    "add_layer_norm_backward": lambda: (
+        half(0, 7, 20), randn(1, 7, 20), randn(2, 7, 20), half(3, 20), randn(4, 7), randn(5, 7),
+    ),
+    "gemm_gated": lambda: (half(0, 7, 5), packed(1, 5, 20), packed(2, 5, 20), 20, 0, True),
+    "gemm_activation": lambda: (half(0, 7, 5), packed(1, 5, 20), 20, half(2, 20), 1, True),
+    "norm_rope": lambda: (half(0, 9, 2, 16), half(1, 16), BATCH.positions, randn(2, 5, 8, 2), 1e-5, 0.0),
+    "rope_write_kv": lambda: (
+        half(0, 9, 2, 16), half(1, 9, 2, 32), randn(2, 5, 8, 2), *pages(), TABLE, BATCH.starts, BATCH.positions,
+    ),
+    "activation": lambda: (half(0, 7, 20), 0),
+    "activation_backward": lambda: (half(0, 7, 20), half(1, 7, 20), 1),
     "rope": lambda: (half(0, 9, 2, 16), BATCH.positions, randn(1, 5, 8, 2), -1.0),
     "gated": lambda: (half(0, 7, 20), half(1, 7, 20), 0),
     "gated_backward": lambda: (half(0, 7, 20), half(1, 7, 20), half(2, 7, 20), 1),
@@ -98,7 +116,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "square_sums": lambda: (randn(0, 70_000),),
     "dequantize": lambda: (torch.zeros(68, dtype=torch.uint8), 8, 34, 32, randn(0, 64)),
 }  # fmt: skip
-IN_PLACE = {"gemm_transposed_add", "write_kv", "write_latents", "adamw", "dequantize"}
+IN_PLACE = {"gemm_transposed_add", "write_kv", "write_latents", "rope_write_kv", "adamw", "dequantize"}
 SCRATCH = {"linear_cross_entropy": 5}
 """The result whose bytes mean nothing: what the operator worked in."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,14 +125,24 @@ def _sources() -> list[Path]:
 
 
 def _key(compiler: Compiler, isa: str, source: Path | None = None) -> str:
-    """The key of the extension, or of one source's object: that source and every header."""
+    """The key of the extension, or of one source's object: that source and the headers it includes."""
     digest = hashlib.sha256()
     for part in [compiler.path, compiler.version, torch.__version__, sys.version, *_COMMON, *_ISA[isa]]:
         digest.update(part.encode() + b"\0")
-    for file in sorted(CSRC.iterdir()):
-        if source is None or file == source or file.suffix == ".h":
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted(CSRC.iterdir() if source is None else _with_headers(source)):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _with_headers(source: Path) -> set[Path]:
+    """A source and what it includes of ours, and those in turn."""
+    found, left = set(), [source]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += [file.parent / name for name in re.findall(r'^#include "(.+)"', file.read_text(), re.MULTILINE)]
+    return found
 
 
 def _build(compiler: Compiler, isa: str, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Gated activations (SwiGLU, GeGLU; arXiv 2002.05202) under the bit contract: elementwise, one rounding."""
+"""Activations, alone and gated (SwiGLU, GeGLU; arXiv 2002.05202), under the bit contract: elementwise, one rounding."""
 
 from __future__ import annotations
 
@@ -8,13 +8,34 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-_CODES = {"silu": 0, "gelu_tanh": 1}
+CODES = {"silu": 0, "gelu_tanh": 1}
+"""The activations by the kernels' numbers."""
+
+
+def activation(x: Tensor, name: str) -> Tensor:
+    """The activation of x (any shape): "silu" or "gelu_tanh"."""
+    y: Tensor = _Activation.apply(x, CODES[name])
+    return y
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """activation(gate [T, F]) * up [T, F]; activation "silu" or "gelu_tanh"."""
-    y: Tensor = _Gated.apply(gate, up, _CODES[activation])
+    y: Tensor = _Gated.apply(gate, up, CODES[activation])
     return y
+
+
+class _Activation(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, code: int) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        ctx.code = code
+        return torch.ops.lockstep.activation(x, code)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        return torch.ops.lockstep.activation_backward(grads[0].contiguous(), x, ctx.code), None
 
 
 class _Gated(Function):

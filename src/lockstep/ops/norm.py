@@ -1,4 +1,4 @@
-"""RMS norm under the bit contract. Order of sums: `csrc/rows.cpp`."""
+"""RMS norm and layer norm under the bit contract. Order of sums: `csrc/norm.cpp`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ def rms_norm(
     return y
 
 
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """(x [..., D] - mean) / sqrt(variance + eps) * weight [D] + bias [D], rounded once (arXiv 1607.06450).
+
+    out_dtype: that of the result and of the rounded weight and bias, by default x's; x may be float32 for a bfloat16
+    result.
+    """
+    y: Tensor = _LayerNorm.apply(x, weight, bias, eps, out_dtype or x.dtype)
+    return y
+
+
 class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
@@ -35,3 +47,21 @@ class _RMSNorm(Function):
         dy = grads[0].contiguous()
         dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.detach().to(dy.dtype), rstd, ctx.offset)
         return dx, dw.to(weight.dtype), None, None, None
+
+
+class _LayerNorm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+        x = x.contiguous()
+        rounded = None if bias is None else bias.detach().to(dtype)
+        y, mean, rstd = torch.ops.lockstep.layer_norm(x, weight.detach().to(dtype), rounded, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        dy = grads[0].contiguous()
+        dx, dw, db = torch.ops.lockstep.layer_norm_backward(dy, x, weight.detach().to(dy.dtype), mean, rstd)
+        return dx, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None, None

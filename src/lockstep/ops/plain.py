@@ -36,6 +36,15 @@ def rms_norm(
     return (h * (weight.to(dtype).to(wide) + offset)).to(dtype)
 
 
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    dtype = out_dtype or x.dtype
+    wide = torch.promote_types(x.dtype, torch.float32)
+    rounded = None if bias is None else bias.to(dtype).to(wide)
+    return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(dtype).to(wide), rounded, eps).to(dtype)
+
+
 def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     cos, sin = table[positions.long()].to(wide)[:, None].unbind(-1)
@@ -43,11 +52,13 @@ def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
 
-def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
+def activation(x: Tensor, name: str) -> Tensor:
+    return F.silu(x) if name == "silu" else F.gelu(x, approximate="tanh")
+
+
+def gated(gate: Tensor, up: Tensor, name: str) -> Tensor:
     wide = torch.promote_types(gate.dtype, torch.float32)
-    g = gate.to(wide)
-    g = F.silu(g) if activation == "silu" else F.gelu(g, approximate="tanh")
-    return (g * up.to(wide)).to(gate.dtype)
+    return (activation(gate.to(wide), name) * up.to(wide)).to(gate.dtype)
 
 
 def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:

@@ -3,9 +3,11 @@
 // A binding checks shapes and types and passes pointers. All are compiled here, as one: PyTorch's headers take longer
 // than everything else together.
 #include "bindings_attention.h"
+#include "bindings_fused.h"
 #include "bindings_latent.h"
 #include "bindings_linear.h"
 #include "bindings_moe.h"
+#include "bindings_norm.h"
 #include "bindings_optimizer.h"
 #include "bindings_rows.h"
 #include "bindings_vocabulary.h"
@@ -15,7 +17,9 @@ TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   lockstep::register_attention(m);
   lockstep::register_latent(m);
   lockstep::register_moe(m);
+  lockstep::register_norm(m);
   lockstep::register_rows(m);
+  lockstep::register_fused(m);
   lockstep::register_vocabulary(m);
   lockstep::register_optimizer(m);
 }

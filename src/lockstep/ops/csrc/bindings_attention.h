@@ -24,13 +24,17 @@ inline AttentionShape attention_shape(const Call& call, const Tensor& q, int64_t
   return a;
 }
 
+inline void check_pages(const AttentionShape& a, const Tensor& k_pages, const Tensor& v_pages) {
+  expect_sizes("k_pages", k_pages, {k_pages.size(0), a.kv_heads, a.dim, BLOCK});
+  expect_sizes("v_pages", v_pages, {k_pages.size(0), a.kv_heads, BLOCK, a.v_dim});
+}
+
 inline void write_kv_op(Call& call) {
   const Tensor &k = call.tensor(0), &v = call.tensor(1), &table = call.tensor(4);
   const Tensor &k_pages = call.tensor(2), &v_pages = call.tensor(3);
   const AttentionShape a = attention_shape(call, k, k.size(1), v.size(2), 5, false);
   expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
-  expect_sizes("k_pages", k_pages, {k_pages.size(0), a.kv_heads, a.dim, BLOCK});
-  expect_sizes("v_pages", v_pages, {k_pages.size(0), a.kv_heads, BLOCK, a.v_dim});
+  check_pages(a, k_pages, v_pages);
   by_type(k.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
     write_kv(data<T>(k), data<T>(v), data<T>(k_pages), data<T>(v_pages), data<int32_t>(table), table.size(1), a);
@@ -40,8 +44,7 @@ inline void write_kv_op(Call& call) {
 inline void attention_paged_op(Call& call) {
   const Tensor &q = call.tensor(0), &k_pages = call.tensor(1), &v_pages = call.tensor(2), &table = call.tensor(3);
   const AttentionShape a = attention_shape(call, q, k_pages.size(1), v_pages.size(3), 4, true);
-  expect_sizes("k_pages", k_pages, {k_pages.size(0), a.kv_heads, a.dim, BLOCK});
-  expect_sizes("v_pages", v_pages, {k_pages.size(0), a.kv_heads, BLOCK, a.v_dim});
+  check_pages(a, k_pages, v_pages);
   Tensor out = call.result({a.tokens, a.heads, a.v_dim}, q.scalar_type());
   by_type(q.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);

@@ -57,22 +57,65 @@ template <typename T>
 void attention_backward(const T* q, const T* k, const T* v, const T* out, const float* lse, const T* d_out, T* dq,
                         T* dk, T* dv, const AttentionShape& shape);
 
-// --- rows (rows.cpp) ---
+// --- norms (norm.cpp) ---
+// The residual sum before a norm, X float: with h, `sum` receives x + h and is what is normed.
+template <typename T>
+struct Residual {
+  const T* h = nullptr;
+  float* sum = nullptr;
+};
+// Its backward: with d_sum, the gradient that the sum has from elsewhere, dx receives both, and dh dx rounded to T.
+template <typename T>
+struct ResidualGradient {
+  const float* d_sum = nullptr;
+  T* dh = nullptr;
+};
 // x may be wider than y: a float32 residual stream feeds bfloat16 layers.
 template <typename X, typename T>
-void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d);
+void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d,
+              Residual<T> residual);
 template <typename X, typename T>
 void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, const float* rstd, X* dx, float* dw,
-                       int64_t rows, int64_t d);
+                       int64_t rows, int64_t d, ResidualGradient<T> residual);
+template <typename X, typename T>
+void layer_norm(const X* x, const T* weight, const T* bias, float eps, T* y, float* mean, float* rstd, int64_t rows,
+                int64_t d, Residual<T> residual);
+template <typename X, typename T>
+void layer_norm_backward(const T* dy, const X* x, const T* weight, const float* mean, const float* rstd, X* dx,
+                         float* dw, float* db, int64_t rows, int64_t d, ResidualGradient<T> residual);
+
+// --- rows (rows.cpp) ---
 // table [*, dim / 2, 2] of cos, sin; sign -1 rotates back (the gradient).
 template <typename T>
 void rope(const T* x, const int32_t* positions, const float* table, float sign, T* y, int64_t tokens, int64_t heads,
           int64_t dim);
 enum Activation { SILU = 0, GELU_TANH = 1 };
 template <typename T>
+void activation(const T* x, int kind, T* y, int64_t count);
+template <typename T>
+void activation_backward(const T* dy, const T* x, int kind, T* dx, int64_t count);
+template <typename T>
 void gated(const T* gate, const T* up, int activation, T* y, int64_t count);
 template <typename T>
 void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* d_gate, T* d_up, int64_t count);
+
+// --- chains in one pass (fused.cpp); all a [m, k], weights packed, n columns ---
+// y = activation(a x gate) * (a x up), both products rounded first, and kept in gate and up unless null.
+template <typename T>
+void gemm_gated(const T* a, const T* gate_weight, const T* up_weight, int kind, T* y, T* gate, T* up, int64_t m,
+                int64_t n, int64_t k);
+// y = activation(a x weight + bias), the argument rounded first, and kept in `before` unless null.
+template <typename T>
+void gemm_activation(const T* a, const T* weight, const T* bias, int kind, T* y, T* before, int64_t m, int64_t n,
+                     int64_t k);
+// RMS norm of every head, rounded, then the rotation.
+template <typename T>
+void norm_rope(const T* x, const T* weight, float eps, float offset, const int32_t* positions, const float* table,
+               T* y, float* rstd, int64_t tokens, int64_t heads, int64_t dim);
+// The rotation of k (rotary: the table of cos and sin), rounded, then write_kv.
+template <typename T>
+void rope_write_kv(const T* k, const T* v, const float* rotary, T* k_pages, T* v_pages, const int32_t* table,
+                   int64_t width, const AttentionShape& a);
 
 // --- optimizer (optimizer.cpp) ---
 constexpr int64_t SQUARE_BLOCK = 1 << 16;

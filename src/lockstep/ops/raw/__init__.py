@@ -5,7 +5,9 @@ meta tensors where nothing can be built. Every operator that allocates its resul
 PyTorch's convention, that writes them into tensors of the caller: the same kernel, the same bits.
 """
 
-from lockstep.ops.raw import attention, latent, linear, moe, optimizer, rows, vocabulary
+from lockstep.ops.raw import attention, fused, latent, linear, moe, norm, optimizer, rows, vocabulary
 from lockstep.ops.raw.define import define
 
-__all__ = ["attention", "define", "latent", "linear", "moe", "optimizer", "rows", "vocabulary"]
+__all__ = [
+    "attention", "define", "fused", "latent", "linear", "moe", "norm", "optimizer", "rows", "vocabulary",
+]  # fmt: skip

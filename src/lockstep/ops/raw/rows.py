@@ -1,4 +1,4 @@
-"""Operators on rows: `csrc/rows.cpp`."""
+"""Elementwise operators on rows: `csrc/rows.cpp`. activation 0: silu, 1: gelu (tanh form)."""
 
 from __future__ import annotations
 
@@ -8,21 +8,6 @@ from torch import Tensor
 from lockstep.ops.raw.define import define, same
 
 
-@define("rms_norm(Tensor x, Tensor weight, float eps, float offset) -> (Tensor, Tensor)")
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-    """x [..., d], weight [d] -> the normed x in the weight's dtype, 1 / rms float32 [rows]."""
-    same("weight", tuple(weight.shape), (x.shape[-1],))
-    rstd = x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=weight.dtype), rstd
-
-
-@define("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset) -> (Tensor, Tensor)")
-def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offset: float) -> tuple[Tensor, Tensor]:
-    """dx [..., d] in x's dtype, d_weight float32 [d]."""
-    same("dy", tuple(dy.shape), tuple(x.shape))
-    return torch.empty_like(x), x.new_empty(x.shape[-1], dtype=torch.float32)
-
-
 @define("rope(Tensor x, Tensor positions, Tensor table, float sign) -> Tensor")
 def rope(x: Tensor, positions: Tensor, table: Tensor, sign: float) -> Tensor:
     """x [T, heads, d], positions int32 [T], table float32 [P, d / 2, 2]; sign -1 turns back (the gradient)."""
@@ -30,9 +15,22 @@ def rope(x: Tensor, positions: Tensor, table: Tensor, sign: float) -> Tensor:
     return torch.empty_like(x)
 
 
+@define("activation(Tensor x, int activation) -> Tensor")
+def activation(x: Tensor, activation: int) -> Tensor:
+    """activation(x)."""
+    return torch.empty_like(x)
+
+
+@define("activation_backward(Tensor dy, Tensor x, int activation) -> Tensor")
+def activation_backward(dy: Tensor, x: Tensor, activation: int) -> Tensor:
+    """dx."""
+    same("dy", tuple(dy.shape), tuple(x.shape))
+    return torch.empty_like(x)
+
+
 @define("gated(Tensor gate, Tensor up, int activation) -> Tensor")
 def gated(gate: Tensor, up: Tensor, activation: int) -> Tensor:
-    """activation(gate) * up; activation 0: silu, 1: gelu (tanh form)."""
+    """activation(gate) * up."""
     same("up", tuple(up.shape), tuple(gate.shape))
     return torch.empty_like(gate)
 

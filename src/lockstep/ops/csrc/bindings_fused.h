@@ -1,0 +1,77 @@
+// Chains in one pass as operators.
+#pragma once
+
+#include "bindings_attention.h"
+#include "bindings_rows.h"
+#include "call.h"
+
+namespace lockstep {
+
+inline void check_packed(const Tensor& a, const Tensor& packed, int64_t n) {
+  TORCH_CHECK(packed.size(0) == panels(n) && packed.size(1) == a.size(1), "product of ", a.sizes(), " with packed ",
+              packed.sizes(), " for ", n, " columns");
+}
+
+inline void gemm_gated_op(Call& call) {
+  const Tensor &a = call.tensor(0), &gate_weight = call.tensor(1), &up_weight = call.tensor(2);
+  const int64_t n = call.integer(3), m = a.size(0);
+  const bool keep = call.flag(5);
+  check_packed(a, gate_weight, n);
+  check_packed(a, up_weight, n);
+  const int64_t kept = keep ? m : 0;
+  Tensor y = call.result({m, n}, a.scalar_type());
+  Tensor gate = call.result({kept, n}, a.scalar_type()), up = call.result({kept, n}, a.scalar_type());
+  by_type(a.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    gemm_gated<T>(data<T>(a), data<T>(gate_weight), data<T>(up_weight), int(call.integer(4)), data<T>(y),
+                  keep ? data<T>(gate) : nullptr, keep ? data<T>(up) : nullptr, m, n, a.size(1));
+  });
+}
+
+inline void gemm_activation_op(Call& call) {
+  const Tensor &a = call.tensor(0), &packed = call.tensor(1);
+  const int64_t n = call.integer(2), m = a.size(0);
+  const bool keep = call.flag(5);
+  check_packed(a, packed, n);
+  if (call.given(3)) expect_sizes("bias", call.tensor(3), {n});
+  Tensor y = call.result({m, n}, a.scalar_type()), before = call.result({keep ? m : 0, n}, a.scalar_type());
+  by_type(a.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    gemm_activation<T>(data<T>(a), data<T>(packed), call.given(3) ? data<T>(call.tensor(3)) : nullptr,
+                       int(call.integer(4)), data<T>(y), keep ? data<T>(before) : nullptr, m, n, a.size(1));
+  });
+}
+
+inline void norm_rope_op(Call& call) {
+  const Tensor &x = call.tensor(0), &weight = call.tensor(1), &table = call.tensor(3);
+  const int32_t* positions = checked_positions(call.tensor(2), x, table);
+  expect_sizes("weight", weight, {x.size(2)});
+  Tensor y = call.result_like(x), rstd = call.result({x.size(0) * x.size(1)}, at::kFloat);
+  by_type(x.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    norm_rope(data<T>(x), data<T>(weight), call.number(4), call.number(5), positions, data<float>(table), data<T>(y),
+              data<float>(rstd), x.size(0), x.size(1), x.size(2));
+  });
+}
+
+inline void rope_write_kv_op(Call& call) {
+  const Tensor &k = call.tensor(0), &v = call.tensor(1), &rotary = call.tensor(2);
+  const Tensor &k_pages = call.tensor(3), &v_pages = call.tensor(4), &table = call.tensor(5);
+  const AttentionShape a = attention_shape(call, k, k.size(1), v.size(2), 6, false);
+  checked_positions(call.tensor(7), k, rotary);
+  check_pages(a, k_pages, v_pages);
+  by_type(k.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    rope_write_kv(data<T>(k), data<T>(v), data<float>(rotary), data<T>(k_pages), data<T>(v_pages),
+                  data<int32_t>(table), table.size(1), a);
+  });
+}
+
+inline void register_fused(torch::Library& m) {
+  OPERATOR(m, gemm_gated);
+  OPERATOR(m, gemm_activation);
+  OPERATOR(m, norm_rope);
+  IN_PLACE(m, rope_write_kv);
+}
+
+}  // namespace lockstep
