@@ -67,6 +67,8 @@ class Pipeline:
         self.owns = {name for name in parameters if stages.group_of(name) in groups}
         trains_tied = stages.tied and decoder.embed.weight.requires_grad
         self.order = letters(table, trains_tied)
+        self.current: Step | None = None
+        """The step that is being done: for whoever watches."""
 
     def step(self, batches: Sequence[MicroBatch], finish: Finish, put: Put) -> None:
         """Forward and backward of all micro-batches. Gradients of the parameters that this rank owns go to ``put``."""
@@ -109,6 +111,7 @@ class _Run:
         self.half: dict[int, Tensor] = {}  # of a tied embedding: one of the two uses' gradients
 
     def do(self, step: Step) -> None:
+        self.line.current = step
         group = self.line.table.group(self.line.axis.index, step.chunk)
         if step.kind == "F":
             self._forward(group, step.micro_batch)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lockstep.model.decoder import Decoder
 from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators
+from lockstep.ops.tree import tree_sum
 from lockstep.train.data import Batch
 from lockstep.train.tree import GradientTree, tree_total
 
@@ -95,7 +96,7 @@ def token_weight(batches: Sequence[Batch]) -> float:
 
 def logprob_sum(logprobs: Tensor, targets: Tensor) -> float:
     """The sum of log-probabilities over rows with a target, in float64 and in a fixed order."""
-    return tree_total(torch.where(targets >= 0, logprobs, 0.0).tolist())
+    return float(tree_sum(torch.where(targets >= 0, logprobs, 0.0).double()))
 
 
 def _take_gradient(parameter: nn.Parameter) -> Tensor:

@@ -1,0 +1,38 @@
+"""`lockstep dryrun`: one training step without memory: what it takes, when it takes most, what its operators cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.imports import heavy_imports
+from lockstep.config import load_config
+from lockstep.errors import LockstepError
+
+
+def dryrun(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[CONFIG.yaml|MODEL]", help="A run's YAML, or a name, or config.json."),
+    ] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE over the file; repeatable.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan.yaml: its model, its layout, its batch.")] = None,
+    rank: Annotated[int, typer.Option(help="Which rank of the mesh.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Go through a training step on the meta device: memory, its peak, FLOPs and bytes per operator."""
+    with heavy_imports():
+        from lockstep.train.dryrun import dry_run, model_config, plan_config
+        from lockstep.train.dryrun_report import dry_run_json, dry_run_text
+    if plan is not None:
+        if what is not None:
+            raise LockstepError(f"dryrun {what} --plan {plan}: the plan says which model; leave out {what}")
+        config, shape = plan_config(plan, set_ or [])
+    else:
+        file = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
+        config = load_config(file, set_ or [])
+        shape = model_config(config.model if file is not None or what is None else what, config)
+    found = dry_run(config, shape, rank)
+    typer.echo(dry_run_json(found) if as_json else dry_run_text(found))

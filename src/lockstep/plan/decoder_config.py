@@ -1,0 +1,27 @@
+"""From what the planner knows of a model to a decoder that can be gone through, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep.config import ModelConfig
+from lockstep.errors import LockstepError
+from lockstep.plan.shape import ModelShape
+
+
+def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
+    """The decoder of a planner's shape, for sequences of up to ``positions`` tokens.
+
+    Raises LockstepError for a GPT of 2019 (learned positions, an MLP without a gate), which this system does not train.
+    """
+    if not shape.gated or shape.positions:
+        raise LockstepError(
+            f"{shape.name} has learned positions or an MLP without a gate: it can be planned for, but not trained "
+            "here. Choose a Llama-like model"
+        )
+    fields: dict[str, Any] = {
+        "vocab_size": shape.vocab, "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
+        "num_layers": shape.layers, "num_heads": shape.heads, "num_kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "max_positions": positions, "tie_embeddings": shape.tied,
+    }  # fmt: skip
+    return ModelConfig.model_validate(fields)

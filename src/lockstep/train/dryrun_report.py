@@ -1,0 +1,69 @@
+"""A dry-run as text for a person, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from lockstep.plan.watch import OperatorCost
+from lockstep.train.dryrun import DryRun
+
+_SMALL = 0.002
+"""Operators below this share of both FLOPs and bytes are summed up in one line."""
+
+
+def dry_run_text(found: DryRun) -> str:
+    """What `lockstep dryrun` prints."""
+    where = f"rank {found.rank} of {found.mesh.describe()}: " if found.mesh.size > 1 else ""
+    lines = [
+        f"{where}{found.parameters / 1e9:.4g} B parameters; a step of {found.micro_batches} micro-batches "
+        f"of {found.tokens:,} tokens: {found.flops / 1e12:.4g} TFLOP",
+        f"before the step  weights {size(found.weights)}, optimizer {size(found.optimizer)}",
+        f"peak             {size(found.peak.bytes)}, in the {found.peak.where} ({found.peak.operator})",
+        f"                 {_shares(found.peak.kinds)}",
+        *_sent(found),
+        "",
+        f"{'operator':34s} {'calls':>9s} {'GFLOP':>12s} {'GB':>10s}",
+    ]
+    return "\n".join(lines + _operators(found.operators))
+
+
+def _sent(found: DryRun) -> list[str]:
+    """What the rank sends along each axis of its mesh."""
+    parts = [f"{axis} {t.calls:,} messages, {size(t.bytes)}" for axis, t in found.traffic.items()]
+    return [f"sends            {'; '.join(parts)}"] if parts else []
+
+
+def _operators(costs: Mapping[str, OperatorCost]) -> list[str]:
+    flops, moved = sum(c.flops for c in costs.values()), sum(c.bytes for c in costs.values())
+    ordered = sorted(costs.items(), key=lambda item: (-item[1].flops, -item[1].bytes))
+    shown = [(n, c) for n, c in ordered if c.flops > _SMALL * flops or c.bytes > _SMALL * moved]
+    rest = [c for n, c in ordered if (n, c) not in shown]
+    if rest:
+        other = OperatorCost(sum(c.calls for c in rest), sum(c.flops for c in rest), sum(c.bytes for c in rest))
+        shown.append((f"{len(rest)} others", other))
+    return [f"{name:34s} {c.calls:9,d} {c.flops / 1e9:12,.3f} {c.bytes / 1e9:10,.3f}" for name, c in shown]
+
+
+def _shares(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size(n)}" for name, n in sorted(kinds.items(), key=lambda item: -item[1]))
+
+
+def size(count: float) -> str:
+    """Bytes as a person reads them: powers of 1000."""
+    for unit, worth in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if count >= worth:
+            return f"{count / worth:.4g} {unit}"
+    return f"{count / 1e3:.4g} kB"
+
+
+def dry_run_json(found: DryRun) -> str:
+    """The same and the live bytes after every operator."""
+    content = {
+        "parameters": found.parameters, "micro_batches": found.micro_batches, "tokens": found.tokens,
+        "rank": found.rank, "flops": found.flops, "weights": found.weights, "optimizer": found.optimizer,
+        "peak": vars(found.peak), "operators": {name: vars(c) for name, c in found.operators.items()},
+        "sent": {axis: vars(t) for axis, t in found.traffic.items()},
+        "live_bytes": found.history,
+    }  # fmt: skip
+    return json.dumps(content, indent=1)
