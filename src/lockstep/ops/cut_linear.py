@@ -85,7 +85,7 @@ class _Linear(Function):
         dx = form.input_gradient(dy, weight.detach()) if need_x else None
         db = form.bias_gradient(dy).to(ctx.bias_dtype) if need_bias else None
         dw = None
-        if need_weight and form.queue is None:
+        if need_weight and (form.queue is None or not weight.is_leaf):  # a part of a parameter cannot wait
             dw = form.weight_gradient(dy, x).to(weight.dtype)
         elif need_weight:
             form.queue.put(weight, lambda: form.weight_gradient(dy, x).to(weight.dtype))

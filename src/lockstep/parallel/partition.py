@@ -31,7 +31,7 @@ class Partition:
         self.config, self.mesh, self.table, self.stages = config, mesh, table, stages
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
         self.local = local_config(config, mesh.shape.tp)
-        self.names = names or [name for name, _ in Decoder(config).named_parameters()]
+        self.names = names or [name for name, p in Decoder(config).named_parameters() if p.requires_grad]
 
     @property
     def whole(self) -> bool:
@@ -85,11 +85,11 @@ class Partition:
         by name and shape; asked only for those that are used here."""
         shapes = dict(Decoder(self.config).named_parameters())
         decoder = Decoder(self.local)
-        for name in self.used(self.names):
+        for name in self.used(list(shapes)):
             owner, _, leaf = name.rpartition(".")
             value = self.take(name, whole(name, shapes[name].shape))
             own = value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-            setattr(decoder.get_submodule(owner), leaf, nn.Parameter(own))
+            setattr(decoder.get_submodule(owner), leaf, nn.Parameter(own, requires_grad=shapes[name].requires_grad))
         return decoder
 
     def _pieces(self, name: str, whole: Tensor) -> list[Tensor]:

@@ -136,13 +136,14 @@ class OnMesh:
     def whole_model(self) -> Model | None:
         if self.part.whole:
             return self.model if self.mesh.first else None
-        found = self._whole({name: p.detach() for name, p in self.owned.items()}, self.names)
+        held = {name: p.detach() for name, p in self.model.decoder.named_parameters()}
+        found = self._whole(held, list(self._shapes))
         if not self.mesh.first:
             return None
         decoder = Decoder(self.part.config)
         for name, tensor in found.items():
             owner, _, leaf = name.rpartition(".")
-            setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor))
+            setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, self._shapes[name].requires_grad))
         return Model(decoder, self.model.tokenizer, self.model.ops, self.model.dtype)
 
     def report(self) -> dict[str, object]:
