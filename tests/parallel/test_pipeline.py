@@ -23,7 +23,7 @@ from lockstep.parallel.reduction import global_norm, reduce_runs
 from lockstep.parallel.schedules import NAMES, schedule
 from lockstep.parallel.shards import Shards
 from lockstep.parallel.stages import stages_of
-from lockstep.parallel.tree import GradientTree, spread
+from lockstep.parallel.tree import NodeTree, spread
 from lockstep.train import tree as trainer
 from lockstep.train.data import Batch
 from lockstep.train.step import Compute, step_gradient
@@ -75,7 +75,7 @@ def on_mesh(
     )  # fmt: skip
     given = batches(count)
     weight = 1.0 / sum(b.loss_tokens for b in given)
-    trees = {n: GradientTree(count) for n in part.owned(part.names)}
+    trees = {n: NodeTree(count) for n in part.owned(part.names)}
 
     def finish(m: int, hidden: Tensor) -> Tensor:
         batch = given[mine[m]]

@@ -20,7 +20,7 @@ from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.recompute import recomputing
 from lockstep.parallel.schedules import schedule
 from lockstep.parallel.stages import stages_of
-from lockstep.parallel.tree import GradientTree
+from lockstep.parallel.tree import NodeTree
 from lockstep.train.data import Batch
 from lockstep.train.step import Compute, shares, step_gradient, token_weight
 
@@ -52,7 +52,7 @@ def test_a_split_backward_gives_the_bytes_of_one_process(threads: Threads, famil
         line = Pipeline(
             mesh["pp"], table, part.stages, decoder, compute.ops, compute.dtype, parameters, recomputing([0])
         )
-        trees = {n: GradientTree(3) for n in part.owned(part.names)}
+        trees = {n: NodeTree(3) for n in part.owned(part.names)}
 
         def finish(m: int, hidden: Tensor) -> Tensor:
             return shares(decoder, compute, hidden, batches()[m], token_weight(batches()), 0.0)[0]

@@ -27,7 +27,7 @@ from lockstep.parallel.reduction import global_norm, reduce_runs
 from lockstep.parallel.schedules import schedule
 from lockstep.parallel.shards import Shards
 from lockstep.parallel.stages import stages_of
-from lockstep.parallel.tree import GradientTree, spread
+from lockstep.parallel.tree import NodeTree, spread
 
 Threads = Callable[[MeshShape, Callable[[Mesh], Any]], list[Any]]
 
@@ -64,7 +64,7 @@ def trained(
     decoder = part.decoder(lambda name, shape: draw(name, shape, config, 1))
     parameters = {n: p for n, p in decoder.named_parameters() if not p.is_meta}
     line = Pipeline(mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, recomputing(()))
-    trees, objectives = {n: GradientTree(count) for n in part.owned(part.names)}, []
+    trees, objectives = {n: NodeTree(count) for n in part.owned(part.names)}, []
 
     def finish(m: int, hidden: Tensor) -> Tensor:
         tokens, weights = batch(mine[m])[0], torch.full((23,), 1 / 69)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.parallel.tree import GradientTree, Node, nodes_of, root, spread
+from lockstep.parallel.tree import Node, NodeTree, nodes_of, root, spread
 from lockstep.train import tree as trainer
 
 
@@ -25,7 +25,7 @@ def in_order(values: list[torch.Tensor]) -> torch.Tensor:
 @given(st.integers(1, 33), st.randoms())
 def test_leaves_in_any_order_give_the_trainers_bits(count: int, order: random.Random) -> None:
     values = leaves(count)
-    tree = GradientTree(count)
+    tree = NodeTree(count)
     for leaf in order.sample(range(count), count):
         tree.put(leaf, values[leaf].clone())
     assert torch.equal(tree.total(), in_order(values))
@@ -34,10 +34,10 @@ def test_leaves_in_any_order_give_the_trainers_bits(count: int, order: random.Ra
 
 @given(st.integers(1, 33), st.integers(1, 9), st.randoms())
 def test_ranks_combine_their_nodes_to_the_trainers_bits(count: int, ranks: int, order: random.Random) -> None:
-    values, whole = leaves(count), GradientTree(count)
+    values, whole = leaves(count), NodeTree(count)
     parts = []
     for run in spread(count, ranks):
-        part = GradientTree(count)
+        part = NodeTree(count)
         for leaf in order.sample(list(run), len(run)):
             part.put(leaf, values[leaf].clone())
         assert sorted(part.nodes) == sorted(nodes_of(run.start, run.stop, count))

@@ -23,7 +23,9 @@ from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.join import joined
 from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.schedules import schedule
 from lockstep.train import Trainer, speed
 from lockstep.train.checkpoint import checkpoints, load_checkpoint
 from lockstep.train.metrics import read_metrics
@@ -152,6 +154,28 @@ def test_metrics_tell_each_ranks_memory_and_each_axis_bytes(tiny: Tiny, tmp_path
     assert line["sent_bytes"].keys() >= {"pp", "dp"}
     # Of every micro-batch (2 x 32 tokens of 32 float32) an activation, a gradient and rows of the tied embedding.
     assert line["sent_bytes"]["pp"] > 5 * 2 * 2 * 32 * 32 * 4 * 0.9
+
+
+def test_a_table_from_a_file_is_executed(tiny: Tiny, tmp_path: Path) -> None:
+    """Any valid table: here ZB-H1 under another name."""
+    schedule("zb-h1", 2, 5).save(tmp_path / "mine.yaml")
+    Trainer(tiny(tmp_path / "alone", model=MODEL, train=TRAIN)).fit()
+    run(tiny(tmp_path / "mesh", model=MODEL, train=TRAIN), {"pp": 2, "schedule": str(tmp_path / "mine.yaml")})
+    same(tmp_path / "alone", tmp_path / "mesh", ["step-00000004"])
+    schedule("zb-h1", 2, 4).save(tmp_path / "other.yaml")
+    other = functools.partial(
+        _refused_on, tiny(train=TRAIN), {"pp": 2, "schedule": str(tmp_path / "other.yaml")}, "has 2 stages and 4 micro"
+    )
+    on_threads(MeshShape(pp=2), other)
+
+
+def test_a_wrong_number_of_processes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun started is not what the configuration asks for."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(LockstepError, match=r"= 2 ranks, but 3 processes were started: .* so that the product is 3"), \
+            joined(MeshShape(dp=2)):  # fmt: skip
+        pass
 
 
 def refused(config: Config, mesh: Mesh | None = None, **parallel: Any) -> str:

@@ -31,7 +31,7 @@ class ParallelConfig(Section):
     are planned for only."""
     schedule: str = "1f1b"
     """The pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min or
-    dualpipe-v."""
+    dualpipe-v; or a file (.yaml, .json) that holds a table, such as one that `lockstep.plan.search_schedule` made."""
     chunks: int | None = Field(default=None, ge=1)
     """Layer groups per stage, for `interleaved`; the other schedules have one or two."""
     layers_per_stage: Annotated[tuple[int, ...], BeforeValidator(_as_tuple)] = ()

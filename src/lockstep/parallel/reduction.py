@@ -15,10 +15,10 @@ from lockstep.ops import Operators
 from lockstep.ops.tree import SQUARE_BLOCK, tree_sum
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.shards import Cut, Shards, joined
-from lockstep.parallel.tree import GradientTree, Node, nodes_of, spread
+from lockstep.parallel.tree import Node, NodeTree, nodes_of, spread
 
 
-def reduce_runs(trees: Mapping[str, GradientTree], shards: Shards, leaves: int) -> dict[str, Tensor]:
+def reduce_runs(trees: Mapping[str, NodeTree], shards: Shards, leaves: int) -> dict[str, Tensor]:
     """Whole-size tensors of which this rank's own runs hold the root of the tree; the rest is left to `collect`.
 
     trees: by parameter, with this rank's leaves put in; they are used up.
@@ -45,7 +45,7 @@ def _add_up(
     incoming: list[Tensor], nodes: list[list[Node]], shards: Shards, leaves: int, result: dict[str, Tensor]
 ) -> None:
     """One tree over everything this rank owns at once: its runs back to back."""
-    tree, sizes = GradientTree(leaves), [run.size for run in shards.own]
+    tree, sizes = NodeTree(leaves), [run.size for run in shards.own]
     for received, theirs in zip(incoming, nodes, strict=True):
         for node, values in zip(theirs, received.view(len(theirs), -1), strict=True):
             tree.put_node(node, values)

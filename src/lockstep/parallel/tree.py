@@ -21,8 +21,10 @@ class Node(NamedTuple):
     place: int
 
 
-class GradientTree:
-    """One tensor's sum. Tensors that are put in are owned by the tree from then on (they are added into)."""
+class NodeTree:
+    """One tensor's sum; `lockstep.train.tree.GradientTree` gives the same bits for leaves that come in order.
+
+    Tensors that are put in are owned by the tree from then on (they are added into)."""
 
     def __init__(self, leaves: int) -> None:
         self._leaves = leaves

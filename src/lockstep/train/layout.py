@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from lockstep.config import Config, ModelConfig
+from lockstep.config.parallel import ParallelConfig
 from lockstep.errors import LockstepError
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
-from lockstep.parallel.schedules import schedule
+from lockstep.parallel.schedules import Table, check, load_table, schedule
 from lockstep.parallel.stages import stages_of
 from lockstep.parallel.tree import spread
 
@@ -35,9 +38,25 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
             "to 0, or leave out parallel"
         )
     count = len(spread(config.train.micro_batches, parallel.dp)[mesh["dp"].index])
-    table = schedule(parallel.schedule, parallel.pp, count, chunks=parallel.chunks)
+    table = _table(parallel, count)
     stages = stages_of(shape.num_layers, table, shape.tie_embeddings, parallel.layers_per_stage)
     return Partition(shape, mesh, table, stages)
+
+
+def _table(parallel: ParallelConfig, micro_batches: int) -> Table:
+    """A schedule by name, or a table that was saved in a file."""
+    if not parallel.schedule.endswith((".yaml", ".json")):
+        return schedule(parallel.schedule, parallel.pp, micro_batches, chunks=parallel.chunks)
+    path = Path(parallel.schedule).expanduser()
+    if not path.is_file():
+        raise LockstepError(f"parallel.schedule: there is no file {path}: give a table that was saved, or a name")
+    table = check(load_table(path))
+    if (table.stages, table.micro_batches) != (parallel.pp, micro_batches):
+        raise LockstepError(
+            f"parallel.schedule: the table in {path} has {table.stages} stages and {table.micro_batches} "
+            f"micro-batches; this run has parallel.pp {parallel.pp} and {micro_batches} micro-batches in each pipeline"
+        )
+    return table
 
 
 def check_layout(config: Config, shape: ModelConfig) -> None:

@@ -18,7 +18,7 @@ from lockstep.parallel.recompute import RecomputePolicy, recomputing
 from lockstep.parallel.reduction import global_norm, reduce_runs
 from lockstep.parallel.shards import Run, Shards
 from lockstep.parallel.stages import TIED
-from lockstep.parallel.tree import GradientTree, spread
+from lockstep.parallel.tree import NodeTree, spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
 from lockstep.train.optimizer import AdamW
@@ -64,7 +64,7 @@ class OnMesh:
         """All of it: ranks that stopped at different micro-batches would wait for each other for ever."""
         reset_peak()
         self.mesh.take_traffic()
-        weight, trees = token_weight(batches), {name: GradientTree(self.leaves) for name in self.owned}
+        weight, trees = token_weight(batches), {name: NodeTree(self.leaves) for name in self.owned}
         found = torch.zeros(self.leaves, 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:
