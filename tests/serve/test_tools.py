@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
+import httpx
 import pytest
 from starlette.testclient import TestClient
 
 from lockstep.config.serve import ServeConfig
 from lockstep.model.model import Model
-from lockstep.serve import Engine
 from lockstep.serve.api import create_app
 from lockstep.serve.api.tools import parse
+from lockstep.serve.replicas import Replicas
+from lockstep.serve.wire import EngineSpec
+from tests.serve.test_server_life import wait_for
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '{"name": "add", "arguments": {"x": 1}}'
@@ -43,10 +49,19 @@ def test_parse(text, content, names):
     assert all(json.loads(call["function"]["arguments"]) == {"x": 1} for call in calls)
 
 
+@contextmanager
+def served(directory: Path) -> Iterator[TestClient]:
+    """The application around an engine process of its own."""
+    with TestClient(create_app(Replicas(EngineSpec(str(directory))), "tiny", ServeConfig())) as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, 60)
+        yield client
+
+
 @pytest.fixture(scope="module")
-def client(model):
-    knowing = Model(model.decoder, replace(model.tokenizer, template=TEMPLATE), model.ops, model.dtype)
-    with TestClient(create_app(Engine(knowing), "tiny", ServeConfig())) as client:
+def client(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("knowing") / "model"
+    Model(model.decoder, replace(model.tokenizer, template=TEMPLATE), model.ops, model.dtype).save(directory)
+    with served(directory) as client:
         yield client
 
 
@@ -97,8 +112,8 @@ def test_wrong_requests(client, more, said):
     assert said in answer.json()["error"]["message"]
 
 
-def test_a_template_without_tools_says_so(model):
-    with TestClient(create_app(Engine(model), "tiny", ServeConfig())) as client:
+def test_a_template_without_tools_says_so(url):
+    with httpx.Client(base_url=url, timeout=60) as client:
         answer = ask(client)
     assert answer.status_code == 400
     assert "does not know tools" in answer.json()["error"]["message"]

@@ -29,6 +29,7 @@ def serve(
     api_key: Annotated[str | None, typer.Option(help="Ask clients for this key.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="A small model that guesses ahead; same output.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values.  [default: 1GiB]")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Engines side by side, each a process.  [default: 1]")] = None,
     dtype: Dtype = "bfloat16",
     numerics: Numerics = "bitwise",
     log_level: LogLevel = "info",
@@ -36,7 +37,7 @@ def serve(
     """Serve a model over HTTP with OpenAI's interface."""
     given = {
         "host": host, "port": port, "model_name": model_name, "api_key": api_key, "kv_memory": kv_memory,
-        "draft_model": draft_model,
+        "draft_model": draft_model, "replicas": replicas,
     }  # fmt: skip
     settings = [*(set_ or []), *(f"serve.{key}={value}" for key, value in given.items() if value is not None)]
     whole = load_config(config, settings)
@@ -55,13 +56,13 @@ def _run(source: str, config: ServeConfig, dtype: Dtype, numerics: Numerics, log
     from lockstep.serve.wire import EngineSpec
 
     bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
-    launched = launch()  # it imports PyTorch while this process reads the rest
+    launched = launch() if config.replicas == 1 else None  # it imports PyTorch while this process reads the rest
     from lockstep.serve.api import serve as run_server
-    from lockstep.serve.supervisor import Supervisor
+    from lockstep.serve.replicas import Replicas
 
     spec = EngineSpec(
         source, dtype, numerics, byte_count(config.kv_memory), config.max_batch_tokens, config.max_running,
         config.max_queue, config.prefix_cache, config.drafts, config.draft_model, log_level,
     )  # fmt: skip
     with bound:
-        run_server(Supervisor(spec, launched), config.model_name or source, config, bound)
+        run_server(Replicas(spec, config.replicas, launched), config.model_name or source, config, bound)

@@ -44,6 +44,9 @@ class ServeConfig(Section):
     """Sequences that share a forward pass."""
     max_queue: Annotated[int, Field(ge=1)] = 1024
     """Sequences that may wait; more are answered with 429."""
+    replicas: Annotated[int, Field(ge=1, le=64)] = 1
+    """Engines side by side, each a process with kv_memory and weights of its own; a request goes where its prefix is
+    known. The cores are shared out among them."""
     prefix_cache: bool = True
     """Keep the keys and values of finished requests and share them by prefix."""
     drafts: Annotated[int, Field(ge=0, le=32)] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,9 +17,11 @@ class Launched:
     link: socket.socket
 
 
-def launch() -> Launched:
+def launch(threads: int | None = None) -> Launched:
+    """threads: how many it computes with; None: as many as it likes."""
+    environment = None if threads is None else {"OMP_NUM_THREADS": str(threads), **os.environ}
     ours, theirs = socket.socketpair()
     with theirs:
         command = [sys.executable, "-m", "lockstep.serve.child", str(theirs.fileno())]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
     return Launched(process, ours)

@@ -94,9 +94,10 @@ class Loaded:
 class Supervisor:
     """One engine. `run` until `stop`; the other methods raise EngineFailed while the engine is not ready."""
 
-    def __init__(self, spec: EngineSpec, first: Launched | None = None) -> None:
-        """first: a process that was launched before there was time to make this."""
+    def __init__(self, spec: EngineSpec, first: Launched | None = None, threads: int | None = None) -> None:
+        """first: a process that was launched before there was time to make this. threads: see `launch`."""
         self._spec = spec
+        self._threads = threads
         self._first = first
         self._writer: asyncio.StreamWriter | None = None
         self._loaded: Loaded | None = None
@@ -116,6 +117,16 @@ class Supervisor:
     @property
     def ready(self) -> bool:
         return self.reason is None
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether it was ready once."""
+        return self._loaded is not None
+
+    @property
+    def load(self) -> int:
+        """Requests that are not finished."""
+        return len(self._requests)
 
     @property
     def loaded(self) -> Loaded:
@@ -215,7 +226,7 @@ class Supervisor:
 
     async def _live(self) -> tuple[str, bool]:
         """One process from its start to its end: why it ended, and whether that is the user's mistake."""
-        launched, self._first = self._first or launch(), None
+        launched, self._first = self._first or launch(self._threads), None
         reader, writer = await asyncio.open_connection(sock=launched.link, limit=2**20)
         failed: Failed | None = None
         try:

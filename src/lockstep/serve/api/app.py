@@ -27,10 +27,10 @@ from lockstep.serve.api.schema import (
 )
 from lockstep.serve.api.service import Service
 from lockstep.serve.api.weights import update
-from lockstep.serve.supervisor import Supervisor
+from lockstep.serve.replicas import Replicas
 
 
-def create_app(engine: Supervisor, name: str, config: ServeConfig) -> FastAPI:
+def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
     """The server of one engine as an ASGI application. Its lifespan starts and stops the engine's process."""
     service = Service(name, config, engine, Metrics(engine, name))
 

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from lockstep.serve.params import Output
+from lockstep.serve.replicas import Replicas
 from lockstep.serve.state import Stats
-from lockstep.serve.supervisor import Supervisor
 
 _NOTHING = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """While there is no engine."""
@@ -21,7 +21,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 class Metrics:
     """Counts what the server does. One registry per application, so that two can live in one process."""
 
-    def __init__(self, engine: Supervisor, model_name: str) -> None:
+    def __init__(self, engine: Replicas, model_name: str) -> None:
         self._registry = CollectorRegistry()
         self._labels = {"model_name": model_name}
         self._prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of accepted requests.")
@@ -81,7 +81,7 @@ class Watch:
 class _EngineState(Collector):
     """Gauges read from the engine at the moment they are asked for."""
 
-    def __init__(self, engine: Supervisor, model_name: str) -> None:
+    def __init__(self, engine: Replicas, model_name: str) -> None:
         self._engine, self._labels = engine, [model_name]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -94,6 +94,7 @@ class _EngineState(Collector):
                 "Used part of the KV pages, 0 to 1.",
                 stats.pages_used / max(1, stats.pages_total),
             ),
+            ("lockstep:replicas_ready", "Engines that take requests.", self._engine.serving),
             ("lockstep:kv_pages_total", "KV pages.", stats.pages_total),
             ("lockstep:kv_pages_used", "KV pages that running sequences read.", stats.pages_used),
             ("lockstep:kv_pages_cached", "KV pages kept for prefixes to come.", stats.pages_cached),

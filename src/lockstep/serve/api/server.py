@@ -14,10 +14,10 @@ import uvicorn
 from lockstep.config.serve import ServeConfig
 from lockstep.serve.api.app import create_app
 from lockstep.serve.port import url
-from lockstep.serve.supervisor import Supervisor
+from lockstep.serve.replicas import Replicas
 
 
-def serve(engine: Supervisor, name: str, config: ServeConfig, bound: socket.socket, log_level: str = "warning") -> None:
+def serve(engine: Replicas, name: str, config: ServeConfig, bound: socket.socket, log_level: str = "warning") -> None:
     """Serve until SIGTERM or SIGINT; running requests then have `drain_seconds` to finish.
 
     Raises LockstepError when the engine cannot be started because of what the user gave.
@@ -34,7 +34,7 @@ def serve(engine: Supervisor, name: str, config: ServeConfig, bound: socket.sock
 class _Server(uvicorn.Server):
     """Says one line when the engine is ready, and ends with exit code 0 after a signal that it obeyed."""
 
-    def __init__(self, config: uvicorn.Config, engine: Supervisor, ready: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Replicas, ready: str) -> None:
         super().__init__(config)
         self._engine, self._ready = engine, ready
         self._watch: asyncio.Task[None] | None = None

@@ -17,9 +17,10 @@ from lockstep.serve.api.metrics import Metrics
 from lockstep.serve.api.schema import JsonObjectFormat, JsonSchemaFormat, Message, Sampling
 from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.params import Output, SamplingParams
+from lockstep.serve.replicas import Replicas
 from lockstep.serve.sampler import draw_seed
 from lockstep.serve.structured import StructuredOutputs
-from lockstep.serve.supervisor import EngineFailed, Request, Supervisor
+from lockstep.serve.supervisor import EngineFailed, Request
 
 log = logging.getLogger("lockstep.serve")
 
@@ -30,7 +31,7 @@ class Service:
 
     name: str
     config: ServeConfig
-    engine: Supervisor
+    engine: Replicas
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
