@@ -19,7 +19,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
 @given(graphs())
 def test_edges_go_down_and_boxes_are_apart(graph: tuple[int, list[tuple[int, int]]]) -> None:
     count, edges = graph
-    drawn = layout(count, edges)
+    drawn = layout(edges, [0] * count)
     assert len(drawn.places) == count
     for (a, b), path in zip(edges, drawn.paths, strict=True):
         assert path[0] == drawn.places[a]
@@ -31,7 +31,13 @@ def test_edges_go_down_and_boxes_are_apart(graph: tuple[int, list[tuple[int, int
 
 
 def test_a_chain_is_straight_and_inputs_stand_by_their_users() -> None:
-    chain = layout(4, [(0, 1), (1, 2), (2, 3)])
+    chain = layout([(0, 1), (1, 2), (2, 3)], [0] * 4)
     assert len({round(x, 9) for x, _ in chain.places}) == 1
-    late = layout(5, [(0, 1), (1, 2), (2, 4), (3, 4)])
+    late = layout([(0, 1), (1, 2), (2, 4), (3, 4)], [0] * 5)
     assert late.places[3][1] == late.places[4][1] - 1
+
+
+def test_the_backward_band_stands_below_the_forward_one() -> None:
+    drawn = layout([(0, 2), (1, 2), (2, 3), (0, 3), (0, 4), (1, 4)], [0, 0, 0, 0, 1])
+    layers = [layer for _, layer in drawn.places]
+    assert layers[2] < layers[3] < layers[4]

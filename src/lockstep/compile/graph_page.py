@@ -114,7 +114,7 @@ class View {
     const lines = graph.edges.map(([a, b, path], i) => `<path data-edge="${i}" d="${curve(path)}"/>`);
     const boxes = graph.nodes.map((node, i) => this.box(node, i));
     this.svg.innerHTML = `<g>${lines.join("")}${boxes.join("")}</g>`;
-    this.fit();
+    this.start();
   }
   box(node, i) {
     const solid = node.fused || KINDS[node.kind], x = node.x * WIDE - BOX / 2, y = node.y * HIGH - TALL / 2;
@@ -123,13 +123,18 @@ class View {
     const cut = (value, size) => text(value.length > size ? value.slice(0, size - 1) + "…" : value);
     return `<g class="node ${node.part} ${solid ? "solid" : ""}" data-node="${i}">` +
       `<rect x="${x}" y="${y}" width="${BOX}" height="${TALL}" rx="${node.kind === "input" ? 20 : 5}" ` +
-      `style="fill:${fill(node)}" stroke="${solid ? "transparent" : "var(--edge)"}"/>` +
+      `style="fill:${fill(node)}" stroke="${solid ? "var(--back)" : "var(--edge)"}"/>` +
       `<text x="${node.x * WIDE}" y="${node.y * HIGH - 3}">${cut((node.again ? "↻ " : "") + label, 20)}</text>` +
       `<text class="small" x="${node.x * WIDE}" y="${node.y * HIGH + 11}">${cut(small, 26)}</text></g>`;
   }
   bounds() {
     const xs = this.graph.nodes.map(n => n.x * WIDE), ys = this.graph.nodes.map(n => n.y * HIGH);
     return [Math.min(...xs) - BOX, Math.min(...ys) - HIGH, Math.max(...xs) + BOX, Math.max(...ys) + HIGH];
+  }
+  start() {                            // as wide as can be read, from the top
+    const [a, b, c] = this.bounds(), w = this.svg.clientWidth;
+    this.scale = Math.min(1.1, Math.max(.55, w / (c - a))); this.x = w / 2 - (a + c) / 2 * this.scale;
+    this.y = 10 - (b + HIGH / 2) * this.scale; this.turn();
   }
   fit() {
     const [a, b, c, d] = this.bounds(), w = this.svg.clientWidth, h = this.svg.clientHeight;
@@ -210,7 +215,7 @@ stages.forEach(one => {
   const button = document.createElement("button"); button.textContent = one.name; button.setAttribute("role", "tab");
   button.addEventListener("click", () => open(one)); tabs.append(button);
 });
-addEventListener("resize", () => views.forEach(view => view.fit()));
+addEventListener("resize", () => views.forEach(view => view.start()));
 open(stages[0]);
 </script></body></html>
 """

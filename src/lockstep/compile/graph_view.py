@@ -45,18 +45,36 @@ def stage_data(
 
 
 def _graph(graph: fx.Graph, outputs: int, fused: Mapping[str, str]) -> dict[str, Any]:
-    nodes = [node for node in graph.nodes if node.op != "output" and not is_element(node)]
-    nodes = [node for node in nodes if node.users]
-    index = {node: i for i, node in enumerate(nodes)}
-    edges = sorted({(index[s], index[n]) for n in nodes for s in map(_whole, n.all_input_nodes) if s in index})
-    drawn, forward = layout(len(nodes), edges), forward_nodes(graph, outputs)
+    boxes, edges = _boxes(graph)
+    forward = forward_nodes(graph, outputs)
+    drawn = layout(edges, [int(node not in forward) for node in boxes])
     return {
         "nodes": [
             _node(node, place, "forward" if node in forward else "backward", fused)
-            for node, place in zip(nodes, drawn.places, strict=True)
+            for node, place in zip(boxes, drawn.places, strict=True)
         ],
         "edges": [[a, b, [[round(x, 2), y] for x, y in path]] for (a, b), path in zip(edges, drawn.paths, strict=True)],
     }
+
+
+def _boxes(graph: fx.Graph) -> tuple[list[Node], list[tuple[int, int]]]:
+    """The nodes to draw and the edges between them, by index. Elements of tuples are part of their operator; an input
+    is drawn again for every user, for a weight would tie the whole picture together."""
+    boxes: list[Node] = []
+    edges: list[tuple[int, int]] = []
+    index: dict[Node, int] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output") or is_element(node):
+            continue
+        sources = []
+        for source in dict.fromkeys(map(_whole, node.all_input_nodes)):
+            if source not in index:
+                boxes.append(source)
+            sources.append(index.get(source, len(boxes) - 1))
+        index[node] = len(boxes)
+        boxes.append(node)
+        edges += [(source, index[node]) for source in sources]
+    return boxes, edges
 
 
 def _node(node: Node, place: tuple[float, int], part: str, fused: Mapping[str, str]) -> dict[str, Any]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 _SWEEPS = 6
 """Passes over the layers, down and up in turn, for the order within them and again for the places."""
+
+_BEND = 0.16
+"""The width of an edge where it crosses a layer, in widths of a node."""
 
 
 @dataclass(frozen=True)
@@ -18,9 +21,11 @@ class Layout:
     paths: tuple[tuple[tuple[float, int], ...], ...]
 
 
-def layout(count: int, edges: Sequence[tuple[int, int]]) -> Layout:
-    """Place `count` nodes, numbered so that every edge (from, to) goes to a larger number."""
-    layers = _layers(count, edges)
+def layout(edges: Sequence[tuple[int, int]], bands: Sequence[int]) -> Layout:
+    """Place the nodes of a graph. bands: one number per node; nodes stand below all of a smaller number (but see
+    `_layers`). Nodes are numbered so that edges (from, to) go to larger numbers, and never to a smaller band."""
+    count = len(bands)
+    layers = _layers(edges, bands)
     chains, links = _with_bends(count, edges, layers)
     rows: list[list[int]] = [[] for _ in range(max(layers, default=-1) + 1)]
     for node, layer in enumerate(layers):
@@ -31,21 +36,29 @@ def layout(count: int, edges: Sequence[tuple[int, int]]) -> Layout:
         below[a].append(b)
         above[b].append(a)
     _order(rows, above, below)
-    columns = _columns(rows, above, below)
+    columns = _columns(rows, above, below, [1.0] * count + [_BEND] * (len(layers) - count))
     places = [(columns[node], layers[node]) for node in range(len(layers))]
     return Layout(tuple(places[:count]), tuple(tuple(places[node] for node in chain) for chain in chains))
 
 
-def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The longest way from a source; sources themselves stand right above their first user."""
-    layers, sources = [0] * count, [True] * count
-    for a, b in sorted(edges, key=lambda edge: edge[1]):
-        layers[b] = max(layers[b], layers[a] + 1)
-        sources[b] = False
-    first = [max(layers, default=0)] * count
+def _layers(edges: Sequence[tuple[int, int]], bands: Sequence[int]) -> list[int]:
+    """The longest way from a source within a band; what is made of one source alone stands right above its users."""
+    count = len(bands)
+    users: list[list[int]] = [[] for _ in range(count)]
+    sources: list[list[int]] = [[] for _ in range(count)]
     for a, b in edges:
-        first[a] = min(first[a], layers[b] - 1)
-    return [first[i] if sources[i] else layers[i] for i in range(count)]
+        users[a].append(b)
+        sources[b].append(a)
+    layers, aside, top, band = [0] * count, [True] * count, 0, min(bands, default=0)
+    for node in sorted(range(count), key=lambda node: (bands[node], node)):
+        if bands[node] > band:
+            top, band = max(layers) + 1, bands[node]
+        layers[node] = max([top, *(layers[source] + 1 for source in sources[node])])
+        aside[node] = len(sources[node]) <= 1 and all(aside[source] for source in sources[node])
+    for node in reversed(range(count)):
+        if aside[node] and users[node]:
+            layers[node] = min(layers[user] for user in users[node]) - 1
+    return layers
 
 
 def _with_bends(
@@ -76,33 +89,33 @@ def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]
             at.update((node, float(i)) for i, node in enumerate(row))
 
 
-def _columns(rows: list[list[int]], above: list[list[int]], below: list[list[int]]) -> list[float]:
-    """Columns near the neighbours' mean, at least a width apart."""
-    size = sum(map(len, rows))
-    columns = [0.0] * size
+def _columns(rows: list[list[int]], above: list[list[int]], below: list[list[int]], widths: list[float]) -> list[float]:
+    """Columns near the neighbours' mean, no two nodes of a layer overlapping."""
+    columns = [0.0] * len(widths)
     for row in rows:
-        for i, node in enumerate(row):
-            columns[node] = i - len(row) / 2
-    for sweep in range(_SWEEPS):
+        for node, column in zip(row, _apart([0.0] * len(row), [widths[n] for n in row]), strict=True):
+            columns[node] = column
+    for sweep in range(2 * _SWEEPS):
         near, order = (below, reversed(rows)) if sweep % 2 else (above, iter(rows))
         for row in order:
             wanted = [sum(columns[m] for m in near[n]) / len(near[n]) if near[n] else columns[n] for n in row]
-            for node, column in zip(row, _apart(wanted), strict=True):
+            for node, column in zip(row, _apart(wanted, [widths[n] for n in row]), strict=True):
                 columns[node] = column
     return columns
 
 
-def _apart(wanted: list[float]) -> list[float]:
-    """The places nearest to the wanted ones (least squares) at distances of at least one, in the same order.
+def _apart(wanted: list[float], widths: list[float]) -> list[float]:
+    """The places nearest to the wanted ones (least squares) with room for the widths, in the same order.
 
-    Without the distances that is: x[i] - i must not fall; runs that would fall are set to their mean.
+    Less the room that those before take, places must not fall; runs that would fall are set to their mean.
     """
+    starts = list(accumulate((a / 2 + b / 2 for a, b in pairwise(widths)), initial=0.0))
     runs: list[tuple[float, int]] = []
-    for i, place in enumerate(wanted):
-        mean, length = place - i, 1
+    for start, place in zip(starts, wanted, strict=False):
+        mean, length = place - start, 1
         while runs and runs[-1][0] > mean:
             other, more = runs.pop()
             mean, length = (mean * length + other * more) / (length + more), length + more
         runs.append((mean, length))
     flat = [mean for mean, length in runs for _ in range(length)]
-    return [mean + i for i, mean in enumerate(flat)]
+    return [mean + start for mean, start in zip(flat, starts, strict=False)]

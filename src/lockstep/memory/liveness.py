@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from lockstep.errors import LockstepError
 from lockstep.memory.arena import Buffer
-from lockstep.memory.effects import Storage, returned_storages, storage
+from lockstep.memory.effects import Storage, is_wait, returned_storages, storage
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ def liveness(graph: fx.Graph, align: int = 64, keep_outputs: bool = False) -> Li
     for step, node in enumerate(graph.nodes):
         for where in _allocated(node):
             first[where] = last[where] = step
-        for argument in node.all_input_nodes:
+        # What a collective sends is read until it has arrived.
+        sent = storage(node)[0].all_input_nodes if is_wait(node) else ()
+        for argument in (*node.all_input_nodes, *sent):
             for where in _storages(argument):
                 if where in first:
                     last[where] = step

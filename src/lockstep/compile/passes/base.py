@@ -18,10 +18,15 @@ class PassContext:
     forward_outputs: how many leading outputs are results of the forward pass; what they do not need is backward.
     None: the graph has no backward part.
     recompute: what the backward part computes again.
+    bucket_bytes: the size up to which collectives are joined.
+    sums_by_element: whether the collectives' library adds every element over the ranks in one order, wherever it lies
+    in a message (a binary tree over ranks does, a ring does not).
     """
 
     forward_outputs: int | None = None
     recompute: RecomputePolicy = field(default_factory=RecomputePolicy)
+    bucket_bytes: int = 25 << 20
+    sums_by_element: bool = False
 
 
 @dataclass(frozen=True)

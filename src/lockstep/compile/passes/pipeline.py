@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from lockstep.compile.passes.base import Pass
+from lockstep.compile.passes.buckets import BUCKETS
 from lockstep.compile.passes.constants import CONSTANTS
 from lockstep.compile.passes.dead import DEAD_CODE
 from lockstep.compile.passes.duplicates import DUPLICATES
+from lockstep.compile.passes.overlap import OVERLAP
 from lockstep.compile.passes.recompute import RECOMPUTE
 from lockstep.compile.passes.views import VIEWS
 from lockstep.config.names import nearest
@@ -16,10 +18,10 @@ from lockstep.errors import LockstepError
 
 Level = Literal["O0", "O1", "O2"]
 
-_ALL: tuple[Pass, ...] = (CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE)
+_ALL: tuple[Pass, ...] = (CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE, BUCKETS, OVERLAP)
 """Every pass in the order in which they run."""
 
-_WHOLE_STEP: frozenset[str] = frozenset()
+_WHOLE_STEP = frozenset({"overlap-collectives"})
 """Passes that need the whole step in one graph: level O2 only."""
 
 
