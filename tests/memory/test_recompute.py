@@ -12,10 +12,10 @@ from lockstep.memory.recompute import RecomputePolicy, Value, choose, kept_bytes
 NORM, GATE, UP, ACT = range(1, 5)
 BLOCK = [
     Value(0, (), again=False, needed=True),  # x, an input
-    Value(100, (0,), flops=400, traffic=200, needed=True),  # norm
-    Value(300, (NORM,), flops=60000, traffic=600, needed=True),  # gate
-    Value(300, (NORM,), flops=60000, traffic=600, needed=True),  # up
-    Value(300, (GATE, UP), flops=1800, traffic=900, needed=True),  # gated
+    Value(100, (0,), flops=400, needed=True),  # norm
+    Value(300, (NORM,), flops=60000, needed=True),  # gate
+    Value(300, (NORM,), flops=60000, needed=True),  # up
+    Value(300, (GATE, UP), flops=1800, needed=True),  # gated
 ]
 
 
@@ -37,7 +37,7 @@ def test_a_budget_takes_the_cheapest_first() -> None:
 
 
 def test_what_would_free_nothing_is_kept() -> None:
-    widened = [Value(0, (), again=False), Value(200, (0,), flops=1e9, traffic=1), Value(200, (1,), needed=True)]
+    widened = [Value(0, (), again=False), Value(200, (0,), flops=1e9), Value(200, (1,), needed=True)]
     assert choose(RecomputePolicy("selective"), widened) == frozenset()
 
 
@@ -46,8 +46,8 @@ def graphs(draw: st.DrawFn) -> list[Value]:
     found: list[Value] = []
     for i in range(draw(st.integers(1, 7))):
         sources = tuple(draw(st.sets(st.integers(0, i - 1), max_size=2))) if i else ()
-        flops, traffic = draw(st.integers(0, 100)), draw(st.integers(1, 20))
-        found.append(Value(draw(st.integers(0, 9)), sources, flops, traffic, draw(st.booleans()), draw(st.booleans())))
+        size, flops = draw(st.integers(0, 9)), draw(st.integers(0, 100))
+        found.append(Value(size, sources, flops, draw(st.booleans()), draw(st.booleans())))
     return found
 
 

@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-_CHEAP = 4.0
-"""FLOPs per byte of traffic below which an operator waits for memory: norms, gates, rotations, casts."""
+_CHEAP = 16.0
+"""FLOPs per byte of a value below which computing it again is cheap: norms, gates, rotations, casts. A product has as
+many as its depth. The ratio must not depend on the number of rows, for which a graph is not compiled again."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,12 @@ class RecomputePolicy:
 @dataclass(frozen=True)
 class Value:
     """A value of the forward pass. size: bytes that keeping it costs (0: an input). sources: indices of the values
-    that it is computed from. flops, traffic: to compute it. again: whether it may be computed again. needed: whether
-    the backward pass reads it."""
+    that it is computed from. flops: to compute it. again: whether it may be computed again. needed: whether the
+    backward pass reads it."""
 
     size: int
     sources: tuple[int, ...]
     flops: float = 0.0
-    traffic: int = 0
     again: bool = True
     needed: bool = False
 
@@ -44,7 +44,7 @@ def choose(policy: RecomputePolicy, values: Sequence[Value]) -> frozenset[int]:
     if policy.mode == "none":
         return frozenset()
     if policy.mode == "selective":
-        able = [i for i in able if values[i].flops <= _CHEAP * values[i].traffic]
+        able = [i for i in able if values[i].flops < _CHEAP * values[i].size]
     elif policy.mode == "budget":
         able = _within(policy.budget_bytes, able, values)
     return _useful(set(able), values)

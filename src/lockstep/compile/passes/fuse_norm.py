@@ -76,4 +76,4 @@ def _stream(source: object, total: Node) -> bool:
     return bool(value.dtype == torch.float32 and value.shape == total.meta["val"].shape and value.is_contiguous())
 
 
-NORM = Pass.of("fuse-norm", rewrite)
+NORM = Pass.of("fuse-residual-norm", rewrite)

@@ -48,4 +48,4 @@ def _norm_and_rope(node: Node) -> Region | Declined | None:
     return Region("head norm + rotary", nodes, raw.norm_rope.default, call, (node, rstd))
 
 
-ROPE = Pass.of("fuse-rope", rewrite)
+ROPE = Pass.of("fuse-rotary", rewrite)

@@ -10,6 +10,9 @@ from lockstep.compile.passes.buckets import BUCKETS
 from lockstep.compile.passes.constants import CONSTANTS
 from lockstep.compile.passes.dead import DEAD_CODE
 from lockstep.compile.passes.duplicates import DUPLICATES
+from lockstep.compile.passes.fuse_norm import NORM
+from lockstep.compile.passes.fuse_products import PRODUCTS
+from lockstep.compile.passes.fuse_rope import ROPE
 from lockstep.compile.passes.overlap import OVERLAP
 from lockstep.compile.passes.recompute import RECOMPUTE
 from lockstep.compile.passes.views import VIEWS
@@ -18,8 +21,11 @@ from lockstep.errors import LockstepError
 
 Level = Literal["O0", "O1", "O2"]
 
-_ALL: tuple[Pass, ...] = (CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE, BUCKETS, OVERLAP)
-"""Every pass in the order in which they run."""
+_ALL: tuple[Pass, ...] = (
+    CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE, PRODUCTS, NORM, ROPE, BUCKETS, OVERLAP,
+)  # fmt: skip
+"""Every pass in the order in which they run. What is computed again is chosen before the fusions: a fused operator's
+results could only be kept or given up together."""
 
 _WHOLE_STEP = frozenset({"overlap-collectives"})
 """Passes that need the whole step in one graph: level O2 only."""

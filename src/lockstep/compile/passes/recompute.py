@@ -76,7 +76,7 @@ def _values(graph: fx.Graph, forward: set[Node]) -> tuple[list[Node], list[Value
         again = node.op == "call_function" and is_pure(node) and steady
         size = sum(_bytes(where) for where in used.get(node, ())) if node.op == "call_function" else 0
         sources = tuple(dict.fromkeys(places[where[0]] for where in sorted(touched, key=str) if where[0] in places))
-        found.append(Value(size, sources, price.flops, price.bytes, again, node in behind))
+        found.append(Value(size, sources, price.flops, again, node in behind))
     return roots, found
 
 
