@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config.model import ModelConfig
@@ -74,6 +75,17 @@ def test_bytes_count_every_tensor_once_and_rows_only_where_rows_are_read() -> No
     assert one(torch.ops.aten.add_.Tensor, torch.randn(4), torch.randn(4)) == Cost(4, 32, 16)
 
 
+def test_fused_operators_cost_the_operations_of_their_parts() -> None:
+    operators("bitwise")
+    a, packed = torch.randn(7, 5), RAW.pack_rows(torch.randn(5, 20), torch.float32)
+    product = one(RAW.gemm.default, a, packed, 20, None, torch.float32)
+    y = torch.randn(7, 20)
+    gate = one(RAW.gated.default, y, y, 0)
+    fused = one(RAW.gemm_gated.default, a, packed, packed, 20, 0, False)
+    assert fused.flops == 2 * product.flops + gate.flops
+    assert fused.bytes < 2 * product.bytes + gate.bytes
+
+
 def test_views_and_empty_memory_cost_nothing() -> None:
     x = torch.randn(4, 4)
     assert one(torch.ops.aten.view.default, x, [16]) == Cost()
@@ -97,5 +109,5 @@ def test_every_raw_operator_has_a_cost() -> None:
         operator = getattr(RAW, name).default
         found = cost(operator, arguments, {}, operator(*arguments))
         assert found.bytes > 0, name
-        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        tensors = [x for x in tree_leaves(arguments) if isinstance(x, Tensor)]
         assert found.read <= sum(x.numel() * x.element_size() for x in tensors), name

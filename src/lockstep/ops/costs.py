@@ -54,6 +54,26 @@ def _product(a: Named, result: Any, operator: OpOverload) -> float:
     return 2.0 * rows * depth * int(a["n"])
 
 
+def _gated_products(a: Named, result: Any, operator: OpOverload) -> float:
+    """gemm_gated: two products, and their gate."""
+    return 2 * _product(a, result, operator) + 6.0 * a["a"].shape[0] * int(a["n"])
+
+
+def _active_product(a: Named, result: Any, operator: OpOverload) -> float:
+    """gemm_activation: a product, its bias and its activation."""
+    return _product(a, result, operator) + 6.0 * a["a"].shape[0] * int(a["n"])
+
+
+def _grouped(a: Named, result: Any, operator: OpOverload) -> float:
+    """grouped_gemm, grouped_product: each row [k] with one expert's weight of n columns."""
+    return 2.0 * a["a"].numel() * int(a["n"] if "n" in a else a["weights"][0].shape[1 if a["by_rows"] else 0])
+
+
+def _grouped_gradient(a: Named, result: Any, operator: OpOverload) -> float:
+    """grouped_weight_gradient: each row adds one outer product."""
+    return 2.0 * a["dy"].numel() * a["x"].shape[1]
+
+
 def _transposed(a: Named, result: Any, operator: OpOverload) -> float:
     """gemm_transposed: a [k, m], n columns of the sum."""
     depth, rows = a["a"].shape
@@ -66,7 +86,7 @@ def _attention(passes: float) -> Callable[[Named, Any, OpOverload], float]:
 
     def flops(a: Named, result: Any, operator: OpOverload) -> float:
         _, heads, width = a["q"].shape
-        values = a["v"].shape[-1] if "v" in a else a["v_pages"].shape[-1]
+        values = int(a["v_dim"]) if "v_dim" in a else a["v" if "v" in a else "v_pages"].shape[-1]
         return passes * 2.0 * heads * (width + values) * _pairs(a)
 
     return flops
@@ -75,7 +95,7 @@ def _attention(passes: float) -> Callable[[Named, Any, OpOverload], float]:
 def _pairs(a: Named) -> float:
     """Pairs of query and key under the causal mask. Where lengths are not known (fake or meta `starts`), the rows are
     taken as one sequence, and pages as full: the most it can be."""
-    rows, window = a["q"].shape[0], int(a["window"])
+    rows, window = a["q"].shape[0], int(a.get("window", 0))
     if "table" in a:
         keys = a["table"].shape[1] * PAGE
         return float(rows) * (min(window, keys) if window else keys)
@@ -109,6 +129,12 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::gemm": _product,
     "lockstep::gemm_transposed": _transposed,
     "lockstep::gemm_transposed_add": _transposed,
+    "lockstep::gemm_gated": _gated_products,
+    "lockstep::gemm_activation": _active_product,
+    "lockstep::grouped_gemm": _grouped,
+    "lockstep::grouped_product": _grouped,
+    "lockstep::grouped_weight_gradient": _grouped_gradient,
+    "lockstep::attention_latent": _attention(1.0),
     "lockstep::attention_packed": _attention(1.0),
     "lockstep::attention_paged": _attention(1.0),
     # The scores again, then the gradients of values, probabilities, queries and keys: five products for two.
@@ -116,7 +142,17 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::linear_cross_entropy": _loss,
     "lockstep::rms_norm": _per_element(4, "x"),
     "lockstep::rms_norm_backward": _per_element(9, "x"),
+    "lockstep::add_rms_norm": _per_element(5, "x"),
+    "lockstep::add_rms_norm_backward": _per_element(10, "sum"),
+    "lockstep::layer_norm": _per_element(7, "x"),
+    "lockstep::layer_norm_backward": _per_element(12, "x"),
+    "lockstep::add_layer_norm": _per_element(8, "x"),
+    "lockstep::add_layer_norm_backward": _per_element(13, "sum"),
     "lockstep::rope": _per_element(3, "x"),
+    "lockstep::norm_rope": _per_element(7, "x"),
+    "lockstep::rope_write_kv": _per_element(3, "k"),
+    "lockstep::activation": _per_element(5, "x"),
+    "lockstep::activation_backward": _per_element(9, "x"),
     "lockstep::gated": _per_element(6, "gate"),
     "lockstep::gated_backward": _per_element(14, "gate"),
     "lockstep::adamw": _per_element(14, "p"),
@@ -128,6 +164,9 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::pack_columns": _per_element(0, "source"),
     "lockstep::pack_rows": _per_element(0, "source"),
     "lockstep::write_kv": _per_element(0, "k"),
+    "lockstep::write_latents": _per_element(0, "latents"),
+    "lockstep::dispatch": _per_element(0, "x"),
+    "lockstep::combine": _per_element(2, "y"),
 }
 """Operations of the raw operators; rows of a norm or a softmax count their usual handful per element."""
 
@@ -150,10 +189,18 @@ _ROWS_ONLY = {
 """Arguments of which only the rows that another argument names are read."""
 
 
+_PAGE_WRITES = {
+    "lockstep::write_kv": ("k", "v"),
+    "lockstep::rope_write_kv": ("k", "v"),
+    "lockstep::write_latents": ("latents",),
+}
+"""Operators that put these arguments' rows into pages."""
+
+
 def _traffic(name: str, operator: OpOverload, a: Named, result: Any) -> tuple[int, int]:
     """Bytes read and written. What is written in place counts once each way, pages only for the rows put in them."""
-    if name == "lockstep::write_kv":
-        rows = _size(a["k"]) + _size(a["v"])
+    if name in _PAGE_WRITES:
+        rows = sum(_size(a[key]) for key in _PAGE_WRITES[name])
         return rows, rows
     targets = {x.name for x in operator._schema.arguments if x.alias_info is not None and x.alias_info.is_write}
     outs = {x.name for x in operator._schema.arguments if x.is_out}
