@@ -28,6 +28,7 @@ from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.schedules import schedule
 from lockstep.train import Trainer, speed
 from lockstep.train.checkpoint import checkpoints, load_checkpoint
+from lockstep.train.measure import measure_layouts, take_turns
 from lockstep.train.metrics import read_metrics
 
 Tiny = Callable[..., Config]
@@ -176,6 +177,23 @@ def test_a_wrong_number_of_processes_is_told(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(LockstepError, match=r"= 2 ranks, but 3 processes were started: .* so that the product is 3"), \
             joined(MeshShape(dp=2)):  # fmt: skip
         pass
+
+
+def test_layouts_are_measured_in_turns(tiny: Tiny) -> None:
+    layouts: list[dict[str, Any]] = [
+        {"parallel": {"dp": 2}},
+        {"parallel": {"pp": 2, "schedule": "zb-v"}},
+        {"parallel": {"tp": 2}, "train": {"canonical_tp": 2, "micro_batch": 5, "micro_batches": 1}},
+    ]
+    config = tiny(model={**MODEL, "num_kv_heads": 2}, train={"micro_batches": 5})
+    measured = on_threads(MeshShape(dp=2), lambda mesh: take_turns(config, layouts, mesh.transport, 2, 2, 1))
+    assert measured[0] == measured[1]
+    assert [found.sections for found in measured[0]] == layouts
+    assert [len(found.seconds) for found in measured[0]] == [4, 4, 4]
+    assert all(0 < found.step_s < 60 and min(found.peak_memory) > 1e7 for found in measured[0])
+    assert [next(iter(found.sent_bytes)) for found in measured[0]] == ["dp", "pp", "tp"]
+    with pytest.raises(LockstepError, match=r"ask for \[2, 4\] processes"):
+        measure_layouts(config, [{"parallel": {"dp": 2}}, {"parallel": {"dp": 4}}])
 
 
 def refused(config: Config, mesh: Mesh | None = None, **parallel: Any) -> str:

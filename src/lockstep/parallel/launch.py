@@ -31,14 +31,14 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(command: Sequence[str], shape: MeshShape) -> int:
-    """Run ``lockstep COMMAND`` as the ranks of a mesh on this machine, and wait for them. Returns the exit code.
+def launch(command: Sequence[str], shape: MeshShape, module: str = "lockstep") -> int:
+    """Run ``python -m MODULE COMMAND`` as the ranks of a mesh on this machine, and wait. Returns the exit code.
 
     The first rank has this terminal. A signal to stop goes to every rank once. Raises LockstepError, after ending the
     others, where one was killed or failed by itself.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-ranks-") as logs:
-        ranks = [_start(command, rank, shape.size, Path(logs)) for rank in range(shape.size)]
+        ranks = [_start([module, *command], rank, shape.size, Path(logs)) for rank in range(shape.size)]
         try:
             with _signals_to(ranks):
                 _wait(ranks)
@@ -52,7 +52,7 @@ def _start(command: Sequence[str], rank: int, size: int, logs: Path) -> Rank:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size)))
     quiet = None if rank == 0 else (logs / str(rank)).open("wb")
     return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", *command], env=environment, stdin=subprocess.PIPE, stdout=quiet,
+        [sys.executable, "-m", *command], env=environment, stdin=subprocess.PIPE, stdout=quiet,
         stderr=quiet, start_new_session=True,  # a Ctrl-C reaches them through us, once
     )  # fmt: skip
 
