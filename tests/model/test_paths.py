@@ -43,7 +43,8 @@ def packed(model, sequences):
 def paged(model, sequences, steps):
     """Run sequences through pages; steps: a list of how many tokens each sequence advances by."""
     pages = -(-128 // PAGE)
-    caches = make_pages(model.config, pages * len(sequences), lambda shape: torch.zeros(shape, dtype=model.dtype))
+    make = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
+    caches = make_pages(model.config, pages * len(sequences), model.dtype, make)
     # Pages of the sequences are interleaved and in falling order: nothing may rest on where a page lies.
     table = torch.arange(pages * len(sequences), dtype=torch.int32).flip(0).view(pages, len(sequences)).t().contiguous()
     done, rows = [0] * len(sequences), [[] for _ in sequences]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -38,6 +38,9 @@ class ServeConfig(Section):
     """Clients must send it as `Authorization: Bearer KEY`; none is asked for by default."""
     kv_memory: Annotated[str, AfterValidator(_is_size)] = "1GiB"
     """Memory for keys and values, such as 512MiB or 4GiB. It is taken as it is used."""
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    """auto: the compute dtype. int8: half of bfloat16's memory, a scale for each head of each token; it needs
+    numerics fast."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens of one forward pass: decoding sequences first, then chunks of prompts."""
     max_running: Annotated[int, Field(ge=1)] = 64

@@ -22,7 +22,7 @@ from lockstep.model.moe import Experts, MoE, Routed, Router
 from lockstep.model.norm import Norm
 from lockstep.model.rope import tables
 from lockstep.model.split import split_of
-from lockstep.ops import PAGE, KVPages, LatentPages, Operators, Packed, Paged, Pages
+from lockstep.ops import PAGE, Int8Pages, KVPages, LatentPages, Operators, Packed, Paged, Pages
 
 BlockCall = Callable[..., Tensor]
 """(layer, block, and the arguments of `Block.forward`) -> its result"""
@@ -166,16 +166,26 @@ def attention(config: ModelConfig, layer: int) -> nn.Module:
     return Attention(config, layer) if config.kv_lora_rank is None else LatentAttention(config)
 
 
-def make_pages(config: ModelConfig, count: int, make: Callable[[tuple[int, ...]], Tensor]) -> list[Pages]:
-    """`count` pages for every layer, each tensor made from its shape by `make`."""
-    width = config.latent_dim
-    if width is not None:
-        return [LatentPages(make((count, PAGE, width))) for _ in range(config.num_layers)]
-    heads = (count, config.num_kv_heads)
-    return [
-        KVPages(make((*heads, config.head_dim, PAGE)), make((*heads, PAGE, config.head_dim)))
-        for _ in range(config.num_layers)
-    ]
+Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+
+def make_pages(config: ModelConfig, count: int, dtype: torch.dtype, make: Make) -> list[Pages]:
+    """`count` pages for every layer, each tensor made from its shape and dtype by `make`.
+
+    dtype: bfloat16, float32, or int8 for keys and values with scales.
+    """
+    return [_pages(config, count, dtype, make) for _ in range(config.num_layers)]
+
+
+def _pages(config: ModelConfig, count: int, dtype: torch.dtype, make: Make) -> Pages:
+    heads, dim = (count, config.num_kv_heads), config.head_dim
+    if config.latent_dim is not None:
+        return LatentPages(make((count, PAGE, config.latent_dim), dtype))
+    if dtype == torch.int8:
+        rows = (*heads, PAGE)
+        k, v = make((*rows, dim), dtype), make((*rows, dim), dtype)
+        return Int8Pages(k, v, make(rows, torch.float32), make(rows, torch.float32))
+    return KVPages(make((*heads, dim, PAGE), dtype), make((*heads, PAGE, dim), dtype))
 
 
 class Attention(nn.Module):
@@ -201,7 +211,7 @@ class Attention(nn.Module):
         if isinstance(batch, Packed):
             y = ops.attention(q, k, v, batch, self.scale, self.window)
         else:
-            assert isinstance(pages, KVPages), "a Paged batch needs the pages of its cache"
+            assert isinstance(pages, KVPages | Int8Pages), "a Paged batch needs the pages of its cache"
             ops.write_kv(k, v, pages, batch)
             y = ops.paged_attention(q, pages, batch, self.scale, self.window)
         return self.o(ops, y.reshape(x.shape[0], -1))

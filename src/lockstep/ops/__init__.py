@@ -3,12 +3,13 @@
 from lockstep.ops import raw
 from lockstep.ops.adamw import AdamWFactors
 from lockstep.ops.attention import check_head_dim
-from lockstep.ops.batch import PAGE, KVPages, LatentPages, Packed, Paged, Pages, Routes, Routing
+from lockstep.ops.batch import PAGE, Int8Pages, KVPages, LatentPages, Packed, Paged, Pages, Routes, Routing
 from lockstep.ops.operators import Numerics, Operators, operators
 
 __all__ = [
     "PAGE",
     "AdamWFactors",
+    "Int8Pages",
     "KVPages",
     "LatentPages",
     "Numerics",

@@ -88,7 +88,18 @@ class LatentPages:
         return LatentPages(torch.zeros(pages, PAGE, width, dtype=dtype))
 
 
-Pages = KVPages | LatentPages
+@dataclass(frozen=True)
+class Int8Pages:
+    """The pages of one layer in eight bits, for `numerics: fast`. k, v: int8 [pages, kv_heads, PAGE, head_dim];
+    k_scale, v_scale: float32 [pages, kv_heads, PAGE], of each token's head."""
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+
+
+Pages = KVPages | LatentPages | Int8Pages
 
 
 @dataclass(frozen=True)

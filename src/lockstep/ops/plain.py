@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.ops import int8_pages
 from lockstep.ops.adamw import AdamWFactors
-from lockstep.ops.batch import PAGE, KVPages, Packed, Paged
+from lockstep.ops.batch import PAGE, Int8Pages, KVPages, Packed, Paged
 from lockstep.ops.dequantize import FORMATS
 from lockstep.ops.tree import SQUARE_BLOCK, tree_sum
 
@@ -100,8 +101,10 @@ def attention(
     return torch.cat(parts)
 
 
-def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
+def write_kv(k: Tensor, v: Tensor, pages: KVPages | Int8Pages, batch: Paged) -> None:
     page, offset = slots(batch)
+    if isinstance(pages, Int8Pages):
+        return int8_pages.write(k, v, pages, page, offset)
     pages.k[page, :, :, offset] = k
     pages.v[page, :, offset] = v
 
@@ -115,15 +118,18 @@ def slots(batch: Paged) -> tuple[Tensor, Tensor]:
 
 
 def paged_attention(
-    q: Tensor, pages: KVPages, batch: Paged, scale: float, window: int | None = None, softcap: float = 0.0
+    q: Tensor, pages: KVPages | Int8Pages, batch: Paged, scale: float, window: int | None = None, softcap: float = 0.0
 ) -> Tensor:
     ends = batch.starts.tolist()
     parts = []
     for s, (a, b) in enumerate(pairwise(ends)):
         first, last = int(batch.positions[a]), int(batch.positions[b - 1])
         table = batch.page_table[s, : last // PAGE + 1].long()
-        k = pages.k[table].permute(0, 3, 1, 2).flatten(0, 1)[: last + 1]
-        v = pages.v[table].transpose(1, 2).flatten(0, 1)[: last + 1]
+        if isinstance(pages, Int8Pages):
+            k, v = int8_pages.read(pages, table, last + 1, q.dtype)
+        else:
+            k = pages.k[table].permute(0, 3, 1, 2).flatten(0, 1)[: last + 1]
+            v = pages.v[table].transpose(1, 2).flatten(0, 1)[: last + 1]
         parts.append(attend(q[a:b], k, v, first, scale, window, softcap))
     return torch.cat(parts)
 

@@ -83,6 +83,7 @@ def build(spec: EngineSpec) -> Engine:
     engine = Engine(
         load(spec.model, dtype=spec.dtype, numerics=spec.numerics),
         kv_memory=spec.kv_memory,
+        kv_dtype=spec.kv_dtype,
         max_batch_tokens=spec.max_batch_tokens,
         max_running=spec.max_running,
         max_queue=spec.max_queue,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError
@@ -37,6 +38,7 @@ class Engine:
 
     model: what `lockstep.load` gives. kv_memory: bytes for keys and values. max_batch_tokens: tokens of one step.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
+    kv_dtype: "int8" halves what a page takes, on a model loaded with numerics "fast"; "auto" is the model's dtype.
     drafts: tokens that are guessed and verified in one pass; the output is the same without. They are guessed by
     draft_model, a small model of the same vocabulary, or by prompt lookup. None: 4 with a draft model, else 0.
     debug: check the page invariant after every step.
@@ -47,6 +49,7 @@ class Engine:
         model: Model,
         *,
         kv_memory: int = 2**30,
+        kv_dtype: Literal["auto", "int8"] = "auto",
         max_batch_tokens: int = 512,
         max_running: int = 64,
         max_queue: int | None = None,
@@ -58,7 +61,8 @@ class Engine:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
             if value < 1:
                 raise LockstepError(f"{name} is {value}: give 1 or more.")
-        page = page_bytes(model) + (0 if draft_model is None else page_bytes(draft_model))
+        pages_dtype = _pages_dtype(model, kv_dtype)
+        page = page_bytes(model, pages_dtype) + (0 if draft_model is None else page_bytes(draft_model))
         pages = kv_memory // page
         if pages < 1:
             raise LockstepError(
@@ -82,7 +86,7 @@ class Engine:
         if drafts is None:
             drafts = 0 if draft_model is None else 4
         self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter)
-        self._runner = Runner(model, pages)
+        self._runner = Runner(model, pages, pages_dtype)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}
         self._guides: dict[int, Guide] = {}
@@ -290,6 +294,19 @@ class Engine:
         self._scheduler.remove(sequence)
         self._guides.pop(sequence.uid, None)
         return self._streams.pop(sequence.uid).finish(reason, stop, error, refused)
+
+
+def _pages_dtype(model: Model, kv_dtype: Literal["auto", "int8"]) -> torch.dtype:
+    if kv_dtype == "auto":
+        return model.dtype
+    if model.ops.numerics != "fast":
+        raise LockstepError(
+            "kv_dtype is int8, which rounds keys and values and so breaks the bit contract: load the model with "
+            "numerics fast (--numerics fast), or leave kv_dtype at auto."
+        )
+    if model.config.latent_dim is not None:
+        raise LockstepError("kv_dtype is int8, but this model caches latents, which are small already: use auto.")
+    return torch.int8
 
 
 def _no_text(ids: list[int]) -> str:

@@ -10,27 +10,28 @@ import torch
 from torch import Tensor
 
 from lockstep.model.decoder import make_pages
-from lockstep.ops import PAGE, Paged
+from lockstep.ops import Paged
 from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
     from lockstep.model import Model
 
 
-def page_bytes(model: Model) -> int:
-    """Bytes of one page of keys and values, or of latents, over all layers."""
-    config = model.config
-    width = config.latent_dim or 2 * config.num_kv_heads * config.head_dim
-    return config.num_layers * width * PAGE * model.dtype.itemsize
+def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
+    """Bytes of one page over all layers. dtype: what `Runner` takes."""
+    with torch.device("meta"):
+        pages = make_pages(model.config, 1, dtype or model.dtype, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    return sum(tensor.nbytes for layer in pages for tensor in vars(layer).values())
 
 
 class Runner:
     """A model with `pages` pages of keys and values per layer."""
 
-    def __init__(self, model: Model, pages: int) -> None:
+    def __init__(self, model: Model, pages: int, dtype: torch.dtype | None = None) -> None:
+        """dtype: of the pages, by default the model's; int8 with `numerics: fast`."""
         self.model = model
         self.prepare()
-        self._cache = make_pages(model.config, pages, lambda shape: _zeros(shape, model.dtype))
+        self._cache = make_pages(model.config, pages, dtype or model.dtype, _zeros)
 
     def prepare(self) -> None:
         """Pack the weights, where they are not packed yet."""

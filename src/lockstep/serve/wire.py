@@ -29,6 +29,7 @@ class EngineSpec(Message, frozen=True):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     numerics: Literal["bitwise", "fast"] = "bitwise"
     kv_memory: int = 2**30
+    kv_dtype: Literal["auto", "int8"] = "auto"
     max_batch_tokens: int = 512
     max_running: int = 64
     max_queue: int | None = None

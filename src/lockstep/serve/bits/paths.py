@@ -138,7 +138,9 @@ def _tables(members: Sequence[Tokens]) -> tuple[list[list[int]], int]:
 
 def _stale_pages(model: Model, path: Path) -> list[Pages]:
     """Pages as another request left them: full of whatever `stale` is."""
-    return make_pages(model.config, path.pages, lambda shape: torch.full(shape, path.stale, dtype=model.dtype))
+    return make_pages(
+        model.config, path.pages, model.dtype, lambda shape, dtype: torch.full(shape, path.stale, dtype=dtype)
+    )
 
 
 @contextmanager
