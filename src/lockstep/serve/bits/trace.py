@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.ops import Operators
 
-_NOT_COMPUTED = ("numerics", "pack", "write_kv", "write_latents")
+_NOT_COMPUTED = ("numerics", "pack", "write_kv", "write_latents", "cut")
 _OTHER_ROWS = ("linear_cross_entropy", "route", "dispatch", "grouped_linear", "balance_loss", "share_heads")
 """Operators whose rows are not those of the tokens of a batch."""
 _MODULES_OF_OTHER_ROWS = (".experts", ".kv_b")
