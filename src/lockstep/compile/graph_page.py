@@ -215,7 +215,6 @@ stages.forEach(one => {
   const button = document.createElement("button"); button.textContent = one.name; button.setAttribute("role", "tab");
   button.addEventListener("click", () => open(one)); tabs.append(button);
 });
-addEventListener("resize", () => views.forEach(view => view.start()));
 open(stages[0]);
 </script></body></html>
 """

@@ -58,14 +58,13 @@ class Pass:
 
     @staticmethod
     def of(name: str, rewrite: Callable[[fx.GraphModule, PassContext], Changes]) -> Pass:
-        """A pass from a rewrite: times it, counts nodes, checks the graph and regenerates its code."""
+        """A pass from a rewrite: times it, counts nodes and checks the graph. Its code is left to `apply`."""
 
         def run(module: fx.GraphModule, context: PassContext) -> PassReport:
             begun, before = time.perf_counter(), computing(module.graph)
             changes = rewrite(module, context)
             if changes.count:
                 module.graph.lint()
-                module.recompile()
             seconds = time.perf_counter() - begun
             return PassReport(name, changes.count, changes.notes, before, computing(module.graph), seconds)
 
@@ -75,7 +74,10 @@ class Pass:
 def apply(module: fx.GraphModule, passes: Sequence[Pass], context: PassContext) -> tuple[PassReport, ...]:
     """Run passes in their order on one graph, in place."""
     module.meta["forward_outputs"] = context.forward_outputs
-    return tuple(step.run(module, context) for step in passes)
+    reports = tuple(step.run(module, context) for step in passes)
+    if any(report.changed for report in reports):
+        module.recompile()  # once: it takes as long as the passes
+    return reports
 
 
 def computing(graph: fx.Graph) -> int:
