@@ -51,10 +51,10 @@ void score_block(const Group& g, const float* q, int64_t dim, const T* k, float*
   some_rows(g.rows, dim, last - first, q, dim, 1, k + first * 16, BLOCK, 16, s + first * 16, BLOCK);
 }
 
-// Turn one row's scores into probabilities and update its maximum, sum and output scale.
-inline void softmax_row(Group& g, int64_t i, float* s, float* out, int64_t v_dim, float softcap = 0.0f) {
+// Mask one row's scores (cap them first where there is a cap) and raise its running maximum. Returns by how much the
+// maximum rose, as a power of two for `times_power_of_two`: 0 where it stayed.
+inline int mask_row(Group& g, int64_t i, float* s, float softcap) {
   const int64_t low = g.low[i], high = g.high[i];
-  if (low >= high) return;
   if (softcap > 0.0f)  // scores are to base 2, and so is the cap
     for (int64_t j = low / 16 * 16; j < high; j += 16) capped(F16::load(s + j), softcap * LOG2E).store(s + j);
   for (int64_t j = 0; j < low; j++) s[j] = -INFINITY;
@@ -62,21 +62,37 @@ inline void softmax_row(Group& g, int64_t i, float* s, float* out, int64_t v_dim
   F16 v[4];
   for (int c = 0; c < 4; c++) v[c] = F16::load(s + 16 * c);
   const float peak = std::nearbyint(largest(max(max(v[0], v[1]), max(v[2], v[3]))));
-  const float m = peak > g.m[i] ? peak : g.m[i];
+  const float old = g.m[i];
+  if (!(peak > old)) return 0;
+  g.m[i] = peak;
+  return int(std::max(old - peak, float(LOWEST_POWER)));  // from -inf too: all is 0 then
+}
+
+// Turn one row's scores into probabilities. Returns their sum.
+inline float exponentials(float m, float* s) {
   // A row all of whose scores are -inf keeps p = 0 by a finite stand-in for the maximum.
   const F16 shift = F16::all(m == -INFINITY ? 0.0f : m);
+  F16 v[4];
   for (int c = 0; c < 4; c++) {
-    v[c] = exp2(v[c] - shift);
+    v[c] = exp2_low(F16::load(s + 16 * c) - shift);
     v[c].store(s + 16 * c);
   }
-  const float block_sum = sum((v[0] + v[1]) + (v[2] + v[3]));
-  if (m != g.m[i]) {
-    const int fall = int(std::max(g.m[i] - m, float(LOWEST_POWER)));  // from -inf too: all is 0 then
-    g.l[i] = times_power_of_two(g.l[i], fall);
-    for (int64_t j = 0; j < v_dim; j += 16) times_power_of_two(F16::load(out + j), fall).store(out + j);
-    g.m[i] = m;
+  return sum((v[0] + v[1]) + (v[2] + v[3]));
+}
+
+// Turn the group's scores [rows][BLOCK] into probabilities and update maxima, sums and output scales. Row by row within
+// a phase, so that the processor works on several rows at a time.
+inline void softmax_rows(Group& g, float* s, float* out, int64_t v_dim, float softcap = 0.0f) {
+  int fall[TILE_ROWS];
+  for (int64_t i = 0; i < g.rows; i++) fall[i] = g.low[i] < g.high[i] ? mask_row(g, i, s + i * BLOCK, softcap) : 0;
+  for (int64_t i = 0; i < g.rows; i++) {
+    if (fall[i] == 0) continue;
+    g.l[i] = times_power_of_two(g.l[i], fall[i]);
+    float* o = out + i * v_dim;
+    for (int64_t j = 0; j < v_dim; j += 16) times_power_of_two(F16::load(o + j), fall[i]).store(o + j);
   }
-  g.l[i] += block_sum;
+  for (int64_t i = 0; i < g.rows; i++)
+    if (g.low[i] < g.high[i]) g.l[i] += exponentials(g.m[i], s + i * BLOCK);
 }
 
 // out += p v over each row's visible keys, ascending: alone, then together where all rows see, then alone.

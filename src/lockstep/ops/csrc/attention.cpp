@@ -49,8 +49,7 @@ void attend(const T* q, const Keys<T>& keys, T* out, float* lse, const Attention
     for (int64_t b = begin / BLOCK; b * BLOCK < end; b++) {
       see(g, b, a.window);
       score_block(g, query.data(), dim, keys.k(b), s.data());
-      for (int64_t i = 0; i < g.rows; i++)
-        softmax_row(g, i, s.data() + i * BLOCK, acc.data() + i * v_dim, v_dim, a.softcap);
+      softmax_rows(g, s.data(), acc.data(), v_dim, a.softcap);
       add_values(g, s.data(), keys.v(b), keys.v_row, acc.data(), v_dim);
     }
     for (int64_t i = 0; i < g.rows; i++) {

@@ -46,8 +46,8 @@ void row_gradients(float* p, float* dp, float lse, float delta, float cap, int64
     e.store(p + j);
     d.store(dp + j);
   }
-  for (int64_t j = 0; j < BLOCK; j++)
-    if (j < low || j >= high) p[j] = dp[j] = 0.0f;
+  for (int64_t j = 0; j < low; j++) p[j] = dp[j] = 0.0f;
+  for (int64_t j = high; j < BLOCK; j++) p[j] = dp[j] = 0.0f;
 }
 
 void run_block(Scratch& w, const AttentionShape& a, int64_t first, int64_t rows, int64_t base) {

@@ -70,8 +70,7 @@ void attend_latents(const T* q, const T* pages, const int32_t* table, T* out, co
       const int64_t r0 = int64_t(i) * TILE_ROWS;
       see(g, b, 0);
       score_block(g, query.data() + r0 * dim, dim, turned.data(), s.data());
-      for (int64_t k = 0; k < g.rows; k++)
-        softmax_row(g, k, s.data() + k * BLOCK, acc.data() + (r0 + k) * v_dim, v_dim);
+      softmax_rows(g, s.data(), acc.data() + r0 * v_dim, v_dim);
       add_values(g, s.data(), latents, dim, acc.data() + r0 * v_dim, v_dim);
     }
   }

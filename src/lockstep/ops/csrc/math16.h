@@ -26,6 +26,13 @@ inline F16 exp2(F16 x) {
   return where_less(x, F16::all(-126.0f), F16::zero(), y);
 }
 
+// 2^x for x <= 1, the bits of `exp2`: what a softmax takes against its maximum needs no care for large x.
+inline F16 exp2_low(F16 x) {
+  F16 n = nearest(x);
+  F16 y = exp_reduced((x - n) * F16::all(0.693147180559945f)) * power_of_two(n);
+  return where_less(x, F16::all(-126.0f), F16::zero(), y);
+}
+
 // e^x by Cody-Waite reduction. Exactly 0 below -87, +inf above 88, NaN stays NaN.
 inline F16 exp(F16 x) {
   F16 n = min(F16::all(127.0f), nearest(x * F16::all(1.44269504088896f)));

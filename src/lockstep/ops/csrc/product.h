@@ -4,7 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <vector>
+#include <memory>
 
 #include "kernels.h"
 #include "tile.h"
@@ -12,10 +12,10 @@
 namespace lockstep {
 
 constexpr int64_t TASK_ROWS = 96;      // rows of a task (a multiple of every tile height)
-constexpr int64_t TASK_COLUMNS = 256;  // columns of a task
-// k of a block: a panel of it stays in the first-level cache, TASK_ROWS x DEPTH floats in the second-level one.
+constexpr int64_t TASK_COLUMNS = 128;  // columns of a task
+// k of a block: two panels of it stay in the first-level cache, TASK_ROWS x DEPTH floats in the second-level one.
 template <typename T>
-constexpr int64_t DEPTH = sizeof(T) == 2 ? 384 : 256;
+constexpr int64_t DEPTH = sizeof(T) == 2 ? 384 : 192;
 
 // A block of the left-hand side as float32, keeping its orientation so that copying is by contiguous runs.
 struct LeftBlock {
@@ -57,24 +57,26 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, const T* const (&
   int64_t width = std::min(TASK_COLUMNS / SIDES, (panels(n) * row_tasks + 4 * threads - 1) / (4 * threads) * PANEL);
   width = std::max<int64_t>(4 * PANEL, (width + 4 * PANEL - 1) / (4 * PANEL) * (4 * PANEL));
   const int64_t column_tasks = (n + width - 1) / width;
-#pragma omp parallel if (SIDES * m * n * k > 16 * GRAIN)
+#pragma omp parallel if (SIDES * m * n * k > 8 * GRAIN)
   {
-    std::vector<float> left(TASK_ROWS * (DEPTH<T> + 16)), c(SIDES * TASK_ROWS * width);
+    // Not vectors: a product of one row would spend longer on zeroing them than on its sums.
+    const std::unique_ptr<float[]> left(new float[TASK_ROWS * (DEPTH<T> + 16)]);
+    const std::unique_ptr<float[]> c(new float[SIDES * TASK_ROWS * width]);
 #pragma omp for collapse(2) schedule(dynamic)
     for (int64_t ti = 0; ti < row_tasks; ti++)
       for (int64_t tj = 0; tj < column_tasks; tj++) {
         const int64_t i0 = ti * TASK_ROWS, j0 = tj * width;
         const ProductTask t{i0, j0, std::min(TASK_ROWS, m - i0), std::min(width, n - j0), width};
-        for (int s = 0; s < SIDES; s++) begin(t, c.data() + s * TASK_ROWS * width);
+        for (int s = 0; s < SIDES; s++) begin(t, c.get() + s * TASK_ROWS * width);
         for (int64_t p0 = 0; p0 < k; p0 += DEPTH<T>) {
           const int64_t depth = std::min(DEPTH<T>, k - p0);
           LeftBlock l =
-              copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, t.rows, depth, left.data());
+              copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, t.rows, depth, left.get());
           for (int s = 0; s < SIDES; s++)
             multiply(depth, t.rows, panels(t.columns), l.data, l.row_stride, l.k_stride,
-                     b[s] + (j0 / PANEL * k + p0) * PANEL, PANEL, k * PANEL, c.data() + s * TASK_ROWS * width, width);
+                     b[s] + (j0 / PANEL * k + p0) * PANEL, PANEL, k * PANEL, c.get() + s * TASK_ROWS * width, width);
         }
-        finish(t, c.data());
+        finish(t, c.get());
       }
   }
 }

@@ -69,7 +69,12 @@ inline void some_rows(int64_t rows, int64_t depth, int64_t panels, const float* 
   }
 }
 
-// c[rows, panels * 16] += a x b. Panels outermost (each stays in the first-level cache over all rows).
+// Steps of k whose sixteen values fill a cache line of 64 bytes.
+template <typename T>
+constexpr int64_t LINE = 4 / sizeof(T);
+
+// c[rows, panels * 16] += a x b. Panels outermost (each stays in the first-level cache over all rows); the next panel is
+// fetched meanwhile, a part with every tile.
 template <typename T>
 inline void multiply(int64_t depth, int64_t rows, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride,
                      const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc) {
@@ -78,9 +83,13 @@ inline void multiply(int64_t depth, int64_t rows, int64_t panels, const float* a
   constexpr int P = tile_panels(TILE_ROWS);
   for (int64_t j = 0; j < panels; j += P) {
     int64_t used = panels - j < P ? panels - j : P;
-    for (int64_t i = 0; i < rows; i += TILE_ROWS)
+    const int64_t ahead = j + P < panels ? (depth * TILE_ROWS + rows - 1) / rows : 0;  // steps of k fetched with a tile
+    for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+      const T* next = b + (j + P) * panel_stride + i / TILE_ROWS * ahead * b_stride;
+      for (int64_t p = 0; p < ahead; p += LINE<T>) __builtin_prefetch(next + p * b_stride);
       some_rows(rows - i < TILE_ROWS ? rows - i : TILE_ROWS, depth, used, a + i * row_stride, row_stride, k_stride,
                 b + j * panel_stride, b_stride, panel_stride, c + i * ldc + j * 16, ldc);
+    }
   }
 }
 

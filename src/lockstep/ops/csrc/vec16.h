@@ -188,6 +188,38 @@ inline F16 power_of_two(F16 n) {
 
 #endif
 
+// Sum and maximum of the lanes: the binary tree that joins lane i with lane i + 8, then i + 4, i + 2, i + 1.
+#if defined(__AVX2__) && defined(__FMA__)
+
+inline __m256 lower(F16 x) {
+#if defined(__AVX512F__)
+  return _mm512_castps512_ps256(x.v);
+#else
+  return x.a;
+#endif
+}
+inline __m256 upper(F16 x) {
+#if defined(__AVX512F__)
+  return _mm512_extractf32x8_ps(x.v, 1);
+#else
+  return x.b;
+#endif
+}
+inline float sum(F16 x) {
+  const __m256 t = _mm256_add_ps(lower(x), upper(x));
+  __m128 h = _mm_add_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+  h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_add_ss(h, _mm_movehdup_ps(h)));
+}
+inline float largest(F16 x) {
+  const __m256 t = _mm256_max_ps(lower(x), upper(x));
+  __m128 h = _mm_max_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+  h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+  return _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
+}
+
+#else
+
 inline float sum(F16 x) {
   float t[16];
   x.store(t);
@@ -202,6 +234,8 @@ inline float largest(F16 x) {
     for (int i = 0; i < half; i++) t[i] = t[i] > t[i + half] ? t[i] : t[i + half];
   return t[0];
 }
+
+#endif
 
 // The first n lanes from memory, the others `fill`; and the first n lanes to memory. For the tail of a row.
 template <typename T>
