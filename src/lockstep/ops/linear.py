@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.huge_pages import HugePages
+from lockstep.ops.raw.linear import panels as panels_of
+
 
 @dataclass(frozen=True)
 class PackedWeight:
@@ -25,6 +28,19 @@ class PackedWeight:
 def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
     """Lay out a weight [N, K] (float32 or bfloat16, rounded to dtype) for `linear` without gradient."""
     return PackedWeight(torch.ops.lockstep.pack_columns(weight.detach().contiguous(), dtype), weight.shape[0])
+
+
+_KEPT = HugePages()
+"""An allocator, as `malloc` is one for the process: it knows of no model."""
+
+
+def pack_to_keep(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
+    """`pack` for a weight that many steps will read: into large memory pages."""
+    if weight.device.type != "cpu" or type(weight.detach()) is not Tensor:  # a fake tensor has no memory to choose
+        return pack(weight, dtype)
+    panels = _KEPT.empty((panels_of(weight.shape[0]), weight.shape[1], 16), dtype)
+    torch.ops.lockstep.pack_columns.out(weight.detach().contiguous(), dtype, out=panels)
+    return PackedWeight(panels, weight.shape[0])
 
 
 def linear(

@@ -17,7 +17,7 @@ from lockstep.ops.dequantize import dequantize
 from lockstep.ops.embedding import embedding
 from lockstep.ops.gated import gated
 from lockstep.ops.latent import latent_attention, share_heads, write_latents
-from lockstep.ops.linear import linear, pack
+from lockstep.ops.linear import linear, pack_to_keep
 from lockstep.ops.moe import balance_loss, combine, dispatch, grouped_linear, route
 from lockstep.ops.norm import rms_norm
 from lockstep.ops.rope import rope
@@ -121,7 +121,7 @@ _PLAIN = Operators(
     plain_moe.share_heads,
 )  # fmt: skip
 _CONTRACT = Operators(
-    "bitwise", linear, pack, rms_norm, rope, gated, embedding, attention,
+    "bitwise", linear, pack_to_keep, rms_norm, rope, gated, embedding, attention,
     write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy, adamw, square_sum,
     dequantize, route, dispatch, grouped_linear, combine, balance_loss, write_latents, latent_attention,
     share_heads,

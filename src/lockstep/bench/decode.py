@@ -1,0 +1,92 @@
+"""Tokens per second of the engine while it decodes, and the share of the memory bandwidth that makes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lockstep.bench.machine import describe
+from lockstep.bench.report import Report
+from lockstep.bench.shapes import shape
+from lockstep.bench.turns import Spread, take_turns
+from lockstep.model import Model
+from lockstep.model.init import random_decoder
+from lockstep.ops import operators
+from lockstep.ops.peaks import read_bandwidth
+from lockstep.serve import Engine, SamplingParams
+from lockstep.train.flops import matrix_weights
+
+_PROMPT = 32
+
+
+def bench_decode(
+    model: str, clients: Sequence[int], tokens: int, rounds: int, note: Callable[[str], None] = print
+) -> Report:
+    """Measure some numbers of clients at once on a shape with random weights in bfloat16, greedily.
+
+    Every client has a prompt of its own, whose prefill is not counted: time runs from the first token of all.
+    """
+    machine, bandwidth = describe(), read_bandwidth()
+    decoder = random_decoder(shape(model), 0).to(torch.bfloat16).requires_grad_(False)
+    engine = Engine(Model(decoder, None, operators("bitwise"), torch.bfloat16), prefix_cache=False)
+    sides = {str(count): _side(engine, count, tokens) for count in clients}
+    steps = take_turns(sides, rounds, progress=lambda i, found: note(f"round {i + 1} of {rounds}"))
+    weights = float(2 * matrix_weights(decoder))
+    lines = [_line(count, steps[str(count)], weights, bandwidth) for count in clients]
+    return Report(
+        name=f"decode-{model}",
+        title=f"Decoding {model} in bfloat16",
+        command=f"lockstep bench decode --model {model} --clients {','.join(map(str, clients))} --rounds {rounds}",
+        machine=machine,
+        columns=("clients", "tokens/s", "least - largest", "ms a step", "weights read", "of the bandwidth"),
+        rows=tuple(_row(line) for line in lines),
+        notes=(
+            f"A step reads all {weights / 1e6:,.0f} MB of weights once, whatever the number of clients; measured read "
+            f"bandwidth {bandwidth / 1e9:.1f} GB/s. {tokens} tokens a client after a prompt of {_PROMPT}.",
+        ),
+        data={"weight_bytes": weights, "read_bandwidth": bandwidth, "tokens": tokens, "lines": lines},
+    )
+
+
+def _side(engine: Engine, clients: int, tokens: int) -> Callable[[], float]:
+    """A call that gives the mean seconds of a step in which every client gets one token."""
+    vocabulary = engine.model.config.vocab_size
+    params = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True)
+    prompts = [[(7 + 31 * c + 13 * i) % vocabulary for i in range(_PROMPT)] for c in range(clients)]
+
+    def once() -> float:
+        for prompt in prompts:
+            engine.add_request(prompt, params)
+        begun = 0
+        while begun < clients:  # prefill, in as many steps as it takes
+            begun += sum(1 for output in engine.step() if output.token_ids)
+        start, steps = time.perf_counter(), 0
+        while engine.has_work():
+            engine.step()
+            steps += 1
+        return (time.perf_counter() - start) / steps
+
+    return once
+
+
+def _line(clients: int, seconds: Sequence[float], weights: float, bandwidth: float) -> dict[str, Any]:
+    step = Spread.of(seconds)
+    return {
+        "clients": clients, "seconds": list(seconds), "tokens_per_s": clients / step.median,
+        "low": clients / step.high, "high": clients / step.low, "step_s": step.median,
+        "bytes_per_s": weights / step.median, "share": weights / step.median / bandwidth,
+    }  # fmt: skip
+
+
+def _row(line: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{line['clients']}",
+        f"{line['tokens_per_s']:.1f}",
+        f"{line['low']:.1f} - {line['high']:.1f}",
+        f"{1e3 * line['step_s']:.1f}",
+        f"{line['bytes_per_s'] / 1e9:.1f} GB/s",
+        f"{100 * line['share']:.0f} %",
+    )
