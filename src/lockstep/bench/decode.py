@@ -60,9 +60,9 @@ def _side(engine: Engine, clients: int, tokens: int) -> Callable[[], float]:
     def once() -> float:
         for prompt in prompts:
             engine.add_request(prompt, params)
-        begun = 0
-        while begun < clients:  # prefill, in as many steps as it takes
-            begun += sum(1 for output in engine.step() if output.token_ids)
+        prefilled = engine.stats().computed_tokens + clients * _PROMPT
+        while engine.stats().computed_tokens < prefilled:
+            engine.step()
         start, steps = time.perf_counter(), 0
         while engine.has_work():
             engine.step()
