@@ -22,7 +22,7 @@ from lockstep.model.moe import Experts, MoE, Routed, Router
 from lockstep.model.norm import Norm
 from lockstep.model.rope import tables
 from lockstep.model.split import split_of
-from lockstep.ops import PAGE, Int8Pages, KVPages, LatentPages, Operators, Packed, Paged, Pages
+from lockstep.ops import PAGE, Int8Pages, KVPages, LatentPages, Operators, Packed, Paged, Pages, check_head_dim
 
 BlockCall = Callable[..., Tensor]
 """(layer, block, and the arguments of `Block.forward`) -> its result"""
@@ -164,6 +164,16 @@ class Block(nn.Module):
 def attention(config: ModelConfig, layer: int) -> nn.Module:
     """The attention of a layer: latent where the configuration has latents."""
     return Attention(config, layer) if config.kv_lora_rank is None else LatentAttention(config)
+
+
+def check_widths(config: ModelConfig) -> None:
+    """LockstepError for widths of heads that the contract's attention does not take."""
+    check_head_dim(config.head_dim)
+    if config.v_head_dim is not None:
+        check_head_dim(config.v_head_dim, "v_head_dim")
+    if config.kv_lora_rank is not None and config.mla_form == "absorbed":
+        check_head_dim(config.kv_lora_rank, "kv_lora_rank")
+        check_head_dim(config.rope_dim, "qk_rope_head_dim")
 
 
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]

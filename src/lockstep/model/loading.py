@@ -10,7 +10,7 @@ import torch
 
 from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
-from lockstep.model.decoder import Decoder
+from lockstep.model.decoder import Decoder, check_widths
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
@@ -19,7 +19,7 @@ from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
-from lockstep.ops import Numerics, Operators, check_head_dim, operators
+from lockstep.ops import Numerics, Operators, operators
 from lockstep.ops.cut_linear import cut_operators
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -52,7 +52,7 @@ def load(
     else:
         decoder, tokenizer = _from_directory(path, compute)
     if numerics == "bitwise":
-        check_head_dim(decoder.config.head_dim)
+        check_widths(decoder.config)
     segments = decoder.config.canonical_tp
     return Model(decoder.eval(), tokenizer, cut_operators(ops, segments, segments, lambda total: total), compute)
 

@@ -51,11 +51,11 @@ def paged_attention(
     return out
 
 
-def check_head_dim(head_dim: int) -> None:
+def check_head_dim(head_dim: int, name: str = "head_dim") -> None:
     """LockstepError for a width of heads that the kernels do not take."""
     if head_dim % 16:
         raise LockstepError(
-            f"head_dim is {head_dim}; the attention kernel takes multiples of 16. Change head_dim, or use plain "
+            f"{name} is {head_dim}; the attention kernel takes multiples of 16. Change {name}, or use plain "
             "PyTorch with --numerics fast (in training: --set train.numerics=fast), which takes any size but does not "
             "keep the bit contract."
         )

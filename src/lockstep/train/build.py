@@ -12,11 +12,12 @@ from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
+from lockstep.model.decoder import check_widths
 from lockstep.model.families import check as check_family
 from lockstep.model.hash import hash_tensors
 from lockstep.model.init import draw
 from lockstep.model.lora import add_lora, has_lora, merge_lora, save_adapter
-from lockstep.ops import check_head_dim, operators
+from lockstep.ops import operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.partition import Partition
 from lockstep.train.changes import same_corpus
@@ -190,7 +191,7 @@ def _check_shape(config: Config, shape: ModelConfig) -> None:
             "set model to a path or an alias, or lora.merge to true"
         )
     if config.train.numerics == "bitwise":
-        check_head_dim(shape.head_dim)
+        check_widths(shape)
     check_family(shape)
     check_memory(shape, adapters=config.lora.rank > 0)
 
