@@ -10,7 +10,8 @@ inline void route_op(Call& call) {
   const Tensor& logits = call.tensor(0);
   const Routing r{logits.size(1),  call.integer(2), call.flag(3), call.flag(4),
                   call.integer(5), call.integer(6), call.flag(7), call.number(8)};
-  TORCH_CHECK(r.groups >= 1 && r.experts % r.groups == 0, r.experts, " experts do not divide into ", r.groups, " groups");
+  TORCH_CHECK(r.groups >= 1 && r.experts % r.groups == 0, r.experts, " experts do not divide into ", r.groups,
+              " groups");
   TORCH_CHECK(r.top_groups >= 1 && r.top_groups <= r.groups, r.top_groups, " of ", r.groups, " groups");
   const int64_t there = r.experts / r.groups * r.top_groups;
   TORCH_CHECK(r.top_k >= 1 && r.top_k <= there, r.top_k, " of ", there, " experts");
