@@ -199,10 +199,18 @@ def gradients(decoder: Decoder, dtype: torch.dtype) -> Callable[..., tuple[Tenso
     return step
 
 
+WITH_EXPERTS = ModelConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, kv_lora_rank=16, q_lora_rank=16,
+    qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, num_experts=4, experts_per_token=2, shared_experts=1,
+    dense_layers=1, rope_interleaved=True,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_captured_step_gives_the_bytes_of_the_step(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("config", [CONFIG, WITH_EXPERTS], ids=["dense", "experts and latents"])
+def test_a_captured_step_gives_the_bytes_of_the_step(config: ModelConfig, dtype: torch.dtype) -> None:
     """Forward and backward of a decoder, captured on fake tensors, replayed on real ones."""
-    decoder = random_decoder(CONFIG, 0)
+    decoder = random_decoder(config, 0)
     parameters, tokens = dict(decoder.named_parameters()), torch.arange(9) * 7 % 64
     batch = (BATCH.positions, BATCH.starts)
     table = decoder.rope_tables(BATCH)[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.errors import LockstepError
-from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams
+from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams, runner
 from tests.serve.tiny import page_bytes, tiny_model
 
 
@@ -69,6 +69,36 @@ def test_sliding_windows_and_qk_norms_give_the_same_bits(model):
         prompts, engine.generate(prompts, SamplingParams(max_tokens=40, logprobs=0, seed=1)), strict=True
     ):
         assert same_bits(c.logprobs, model.logprobs(prompt + c.token_ids)[len(prompt) - 1 :])
+
+
+EXPERTS = {"num_experts": 6, "experts_per_token": 2, "expert_intermediate_size": 32, "shared_experts": 1}
+LATENTS = {
+    "num_kv_heads": 4, "head_dim": 32, "kv_lora_rank": 48, "q_lora_rank": None, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16, "v_head_dim": 16, "rope_interleaved": True,
+}  # fmt: skip
+MIXTURES = {
+    "experts": EXPERTS,
+    "experts and latents": {**EXPERTS, **LATENTS, "router_scoring": "sigmoid", "dense_layers": 1},
+    "absorbed": {**EXPERTS, **LATENTS, "mla_form": "absorbed"},
+}
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_experts_and_latents_give_the_bits_of_each_alone_and_of_the_training_forward(kind):
+    """With guessed tokens, behind a warm cache, and with too few pages for all at once."""
+    model = tiny_model(**MIXTURES[kind])
+    size = runner.page_bytes(model)
+    assert kind == "experts" or size == 2 * (48 + 16) * 64 * 2
+    requests = mixed_requests(8, model.config.vocab_size)
+    prompts, params = [r[0] for r in requests], [r[1] for r in requests]
+    engine = Engine(model, kv_memory=12 * size, max_batch_tokens=100, drafts=2, debug=True)
+    batch, again = engine.generate(prompts, params), engine.generate(prompts, params)
+    assert any(completion.cached_tokens for completion in again)
+    for prompt, one, mine, warm in zip(prompts, params, batch, again, strict=True):
+        (single,) = Engine(model, prefix_cache=False, debug=True).generate([prompt], one)
+        assert bits(mine) == bits(single) == bits(warm)
+        teacher = model.logprobs(prompt + mine.token_ids)
+        assert same_bits(mine.logprobs, teacher[len(prompt) - 1 :])
 
 
 @pytest.mark.parametrize("budget", [1, 3, 64, 500])

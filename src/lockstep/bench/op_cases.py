@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.ops import PAGE, AdamWFactors, KVPages, Operators, Packed, Paged, plain
+from lockstep.ops import PAGE, AdamWFactors, KVPages, LatentPages, Operators, Packed, Paged, plain
 
 Run = Callable[..., object]
 
@@ -60,7 +61,7 @@ _ORDER = "the order of its sum is fixed, PyTorch's follows the number of threads
 
 def cases(s: Sizes) -> list[Case]:
     """All cases, products first."""
-    return [*_products(s), *_attention(s), *_rows(s), *_vocabulary(s), *_optimizer(s)]
+    return [*_products(s), *_experts(s), *_attention(s), *_rows(s), *_vocabulary(s), *_optimizer(s)]
 
 
 def _products(s: Sizes) -> list[Case]:
@@ -79,6 +80,27 @@ def _products(s: Sizes) -> list[Case]:
 
     shapes = ((s.width, s.width), (s.width, s.ffn), (s.ffn, s.width))
     return [*(train(k, n) for k, n in shapes), *(infer(rows) for rows in (1, 8, 16, 64))]
+
+
+def _experts(s: Sizes) -> list[Case]:
+    """Rows of eight experts, unequally many: PyTorch's side is a product for each."""
+    experts = 8
+    offsets = torch.tensor([s.tokens * e * (e + 1) // (experts * (experts + 1)) for e in range(experts + 1)])
+    offsets = offsets.to(torch.int32)
+    ends = offsets.tolist()
+
+    def theirs(x: Tensor, *weights: Tensor) -> Tensor:
+        parts = zip(weights, pairwise(ends), strict=True)
+        return torch.cat([F.linear(x[a:b], weight) for weight, (a, b) in parts])
+
+    return [
+        Case(
+            f"grouped product {s.tokens} x {s.width} -> {s.ffn // 4}, {experts} experts",
+            ((s.tokens, s.width), *[(s.ffn // 4, s.width)] * experts),
+            lambda o, x, *weights: o.grouped_linear(x, weights, offsets), theirs,
+            2.0 * s.tokens * s.width * (s.ffn // 4), why=_PACKS,
+        )
+    ]  # fmt: skip
 
 
 def _attention(s: Sizes) -> list[Case]:
@@ -104,6 +126,7 @@ def _attention(s: Sizes) -> list[Case]:
             lambda *x: sdpa(*x, attn_mask=mask), 4.0 * in_window * s.heads * s.dim,
         ),
         _decode(s, scale),
+        _latent_decode(s),
     ]  # fmt: skip
 
 
@@ -126,6 +149,27 @@ def _decode(s: Sizes, scale: float) -> Case:
         lambda o, q, kept: o.paged_attention(q, kept, batch, scale),
         lambda q, k, v: F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0],
         gradient=False, prepare=into_pages,
+    )  # fmt: skip
+
+
+def _latent_decode(s: Sizes) -> Case:
+    """One new token of one sequence over its latents, absorbed; DeepSeek-V3's widths, a quarter of its heads."""
+    heads, rank, rope = (32, 512, 64) if s is not QUICK else (4, 32, 16)
+    keys, width, scale = s.length, rank + rope, rank**-0.5
+    table = torch.arange(keys // PAGE, dtype=torch.int32)[None]
+    batch = Paged(torch.tensor([keys - 1], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), table)
+
+    def into_pages(ops: Operators, inputs: Sequence[Tensor]) -> Sequence[object]:
+        return inputs[0], LatentPages(inputs[1].view(-1, PAGE, width))
+
+    def theirs(q: Tensor, latents: Tensor) -> Tensor:
+        k = latents[None, None]
+        return F.scaled_dot_product_attention(q[:, :, None], k, k[..., :rank], scale=scale, enable_gqa=True)[:, :, 0]
+
+    return Case(
+        f"latent attention, 1 query x {keys} latents, {heads} heads", ((1, heads, width), (keys, width)),
+        lambda o, q, kept: o.latent_attention(q, kept, batch, scale, rank), theirs,
+        2.0 * heads * keys * (width + rank), gradient=False, prepare=into_pages,
     )  # fmt: skip
 
 
