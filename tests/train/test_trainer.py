@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lockstep
 from lockstep.config import Config, load_config
 from lockstep.errors import LockstepError
 from lockstep.ops import Operators
@@ -135,6 +136,44 @@ def test_resume_in_one_process(tiny: Tiny, tmp_path: Path) -> None:
     assert late.position.step == 6
     assert same(weights(late), weights(whole))
     late.close()
+
+
+EXPERTS = {
+    "num_experts": 4, "experts_per_token": 2, "expert_intermediate_size": 32, "shared_experts": 1, "dense_layers": 1,
+    "family": "deepseek_v3", "router_scoring": "sigmoid", "num_kv_heads": 2, "head_dim": 32,
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+}  # fmt: skip
+BALANCED = {"num_experts": 4, "experts_per_token": 2, "family": "mixtral", "router_aux_loss": 0.01}
+
+
+@pytest.mark.parametrize("model", [EXPERTS, BALANCED], ids=["deepseek_v3", "mixtral"])
+def test_a_model_with_experts_learns_resumes_and_is_exported(tiny: Tiny, tmp_path: Path, model: dict[str, Any]) -> None:
+    steps = {"steps": 12, "export": True}
+    whole = fitted(tiny(tmp_path / "whole", model=model, train=steps, optimizer={"lr": 1e-2}))
+    losses = [m["loss"] for m in read_metrics(whole.out) if "loss" in m]
+    assert losses[-1] < losses[0] - 0.3
+    out = tmp_path / "parts"
+    part = tiny(out, model=model, train={**steps, "save_every": 5, "keep_last": 9}, optimizer={"lr": 1e-2})
+    fitted(part)
+    again = Trainer(part, resume=out / "checkpoints" / "step-00000005")
+    again.fit()
+    assert same(weights(again), weights(whole))
+    assert lockstep.load(whole.out / "export").config.num_experts == 4
+
+
+def test_a_bias_that_no_gradient_trains_is_in_the_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
+    """A resumed run has it from there: the model that the run began with may be gone."""
+    name = "layers.1.mlp.router.bias"
+    first = fitted(tiny(tmp_path / "first", model=EXPERTS, train={"steps": 2}))
+    first.model.decoder.get_parameter(name).copy_(torch.tensor([0.3, -0.2, 0.1, 0.7]))
+    first.model.save(tmp_path / "base")
+    config = tiny(tmp_path / "run", train={"steps": 4, "save_every": 2, "keep_last": 9})
+    whole = fitted(config.model_copy(update={"model": str(tmp_path / "base")}))
+    shutil.rmtree(tmp_path / "base")
+    again = Trainer(whole.config, resume=whole.out / "checkpoints" / "step-00000002")
+    again.fit()
+    assert again.model.decoder.get_parameter(name).tolist() == pytest.approx([0.3, -0.2, 0.1, 0.7])
+    assert same(weights(again), weights(whole))
 
 
 def test_the_generator_state_is_restored(tiny: Tiny, tmp_path: Path) -> None:

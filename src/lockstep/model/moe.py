@@ -66,7 +66,7 @@ class Router(nn.Module):
     def __init__(self, width: int, experts: int, biased: bool):
         super().__init__()
         self.weight = unset(experts, width)
-        self.bias = nn.Parameter(torch.empty(experts, device="meta"), requires_grad=False) if biased else None
+        self.bias = unset(experts).requires_grad_(False) if biased else None
         self.cache = WeightCache()
 
     def forward(self, ops: Operators, x: Tensor) -> Tensor:

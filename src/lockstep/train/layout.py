@@ -85,11 +85,6 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
             f"train.canonical_tp to {parallel.tp} or a multiple. It is part of the model's numerics (its sums are made "
             "of so many segments on every layout), so a run keeps it from its first step"
         )
-    if shape.num_experts and parallel.pp > 1:
-        raise LockstepError(
-            f"parallel.pp is {parallel.pp}: models with experts train with data parallelism only in this version; set "
-            "it to 1"
-        )
     if config.lora.rank and parallel.pp * parallel.tp > 1:
         raise LockstepError(
             f"lora.rank {config.lora.rank} with parallel.pp {parallel.pp} and parallel.tp {parallel.tp}: adapters "

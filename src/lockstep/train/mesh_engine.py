@@ -110,7 +110,8 @@ class OnMesh:
         return evaluation(self._merged(sums)[:, 0].tolist(), batches, data)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-        weights = self._whole({name: p.detach() for name, p in self.owned.items()}, self.names)
+        held = {name: p.detach() for name, p in (self.owned if self.part.whole else self._held()).items()}
+        weights = self._whole(held, self.names if self.part.whole else list(self._shapes))
         moments: dict[str, Tensor] = {}
         for kind in ("first", "second"):
             found = self._whole(self.moments.local(kind), self.names)
@@ -136,8 +137,7 @@ class OnMesh:
     def whole_model(self) -> Model | None:
         if self.part.whole:
             return self.model if self.mesh.first else None
-        held = {name: p.detach() for name, p in self.model.decoder.named_parameters()}
-        found = self._whole(held, list(self._shapes))
+        found = self._whole(self._held(), list(self._shapes))
         if not self.mesh.first:
             return None
         decoder = Decoder(self.part.config)
@@ -145,6 +145,10 @@ class OnMesh:
             owner, _, leaf = name.rpartition(".")
             setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, self._shapes[name].requires_grad))
         return Model(decoder, self.model.tokenizer, self.model.ops, self.model.dtype)
+
+    def _held(self) -> dict[str, Tensor]:
+        """Every weight of this rank's decoder, by name; those it does not hold are on the meta device."""
+        return {name: p.detach() for name, p in self.model.decoder.named_parameters()}
 
     def report(self) -> dict[str, object]:
         traffic = self.mesh.take_traffic()

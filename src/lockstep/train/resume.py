@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
+from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, hf_names
 from lockstep.model.hf_config import write_config
 from lockstep.ops.device_class import device_class
@@ -58,7 +59,7 @@ def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str
     found = run.engine.state()
     if found is None:
         return None
-    tensors = {"model": found[0], "optimizer": found[1]}
+    tensors = {"model": _frozen(run, run.model.decoder) | found[0], "optimizer": found[1]}
     state = {
         "position": asdict(at),
         "data": run.data.tokens.about.key,
@@ -68,6 +69,14 @@ def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str
         "base": run.base,
     }
     return tensors, {"state": state, "config": config.model_dump(mode="json")}
+
+
+def _frozen(run: Run, decoder: Decoder) -> dict[str, Tensor]:
+    """What no gradient trains in a whole model (the bias of an expert choice): its checkpoint holds that too. Adapters
+    leave the frozen weights to the model they are of."""
+    if run.adapters_only:
+        return {}
+    return {name: p.detach() for name, p in decoder.named_parameters() if not p.requires_grad}
 
 
 def save(run: Run, config: Config, at: Position, out: Path) -> Path:
@@ -126,6 +135,7 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     if not allow_changes:
         refuse_changes(point.path, _differences(run, config, point, state))
     expected, expected_moments = run.engine.expected()
+    expected = _frozen(run, run.shape) | expected
     stem, names = _weights_file(run, list(expected))
     if not (point.path / f"{stem}.safetensors").exists():
         held = "a whole model" if run.adapters_only else "adapters"
@@ -139,6 +149,9 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     check_shapes(point.path, moments, expected_moments)
     at = Position(**state["position"])
     run.engine.load({ours: weights[theirs] for ours, theirs in names.items()}, moments, at.updates)
+    for name, own in _frozen(run, run.model.decoder).items():
+        if not own.is_meta:  # of another stage's layers
+            own.copy_(weights[names[name]])
     torch.set_rng_state(torch.from_numpy(np.frombuffer(base64.b64decode(state["rng"]), dtype=np.uint8).copy()))
     with run.mesh.first_alone():  # the others may still be reading
         if run.mesh.first:
