@@ -42,10 +42,12 @@ class Machine:
         self.uids = 0
         self.computed = self.accepted = 0
 
-    def add(self, prompt: list[int], new: int, salt: str | None = None, priority: int = 0) -> Sequence:
+    def add(
+        self, prompt: list[int], new: int, salt: str | None = None, priority: int = 0, client: str = ""
+    ) -> Sequence:
         one = Sequence(
             self.uids, self.uids, 0, SamplingParams(), 0, len(prompt), list(prompt), len(prompt) + new, priority,
-            salt=salt,
+            salt=salt, client=client,
         )  # fmt: skip
         self.uids += 1
         self.alive[one.uid] = one

@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
+from lockstep.serve.capacity import page_count
 from lockstep.serve.draft_model import DraftModel, check_draft
 from lockstep.serve.drawing import Draw, draw_all
 from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
@@ -63,12 +64,7 @@ class Engine:
                 raise LockstepError(f"{name} is {value}: give 1 or more.")
         pages_dtype = _pages_dtype(model, kv_dtype)
         page = page_bytes(model, pages_dtype) + (0 if draft_model is None else page_bytes(draft_model))
-        pages = kv_memory // page
-        if pages < 1:
-            raise LockstepError(
-                f"kv_memory is {kv_memory} bytes, but one page of {PAGE} tokens takes {page} bytes "
-                "on this model: give at least a few pages."
-            )
+        pages = page_count(kv_memory, page)
         self.model = model
         tokenizer = model.tokenizer if model.has_tokenizer else None
         self._decode: Decode = tokenizer.decode if tokenizer is not None else _no_text
@@ -103,11 +99,13 @@ class Engine:
         priority: int = 0,
         timeout: float | None = None,
         salt: str | None = None,
+        client: str = "",
     ) -> int:
         """Queue a prompt; its `params.n` choices run side by side. Gives the request's id, which outputs carry.
 
         priority: smaller goes first. timeout: seconds until it ends with finish_reason `timeout`.
-        salt: prefixes are shared only among requests with the same one.
+        salt: prefixes are shared only among requests with the same one. client: whose it is; while requests wait, each
+        client gets the same share.
         Raises PromptTooLong, QueueFull, or LockstepError for a token id outside the vocabulary or a wrong structure.
         """
         params = params or SamplingParams()
@@ -118,7 +116,7 @@ class Engine:
         for choice in range(params.n):
             sequence = Sequence(
                 next(self._uids), request, choice, params, seed, len(prompt_ids), list(prompt_ids), limit,
-                priority, deadline, salt,
+                priority, deadline, salt, client,
             )  # fmt: skip
             self._sequences[sequence.uid] = sequence
             self._streams[sequence.uid] = OutputStream(sequence, self._decode)

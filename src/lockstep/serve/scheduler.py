@@ -1,9 +1,9 @@
 """Which tokens are computed next: continuous batching with chunked prefill, as values. No tensors here.
 
 Each step has a budget of tokens. Running sequences that decode come first, one token each, so long prompts never
-starve them; the rest of the budget goes to prefill, in chunks, and to waiting sequences in order of priority and
-arrival. When pages run out the newest running sequence goes back to the queue and is computed again later:
-by the bit contract that changes nothing but time.
+starve them; the rest of the budget goes to prefill, in chunks, and to waiting sequences in order of priority, of
+what their clients were given (`fairness`), and of arrival. When pages run out the newest running sequence goes back
+to the queue and is computed again later: by the bit contract that changes nothing but time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
 from lockstep.serve.drafting import Drafter, PromptLookup
+from lockstep.serve.fairness import FairShare
 from lockstep.serve.sequence import Sequence
 
 
@@ -62,12 +63,15 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._share = FairShare()
 
     def add(self, sequence: Sequence) -> None:
+        self._share.join(sequence)
         insort(self.waiting, sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence is finished or aborted: its pages are free at once."""
+        self._share.leave(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -92,6 +96,7 @@ class Scheduler:
     def advance(self, sequence: Sequence, count: int) -> None:
         """The next `count` tokens' keys and values are right: count them, and let the cache share full pages."""
         sequence.computed += count
+        self._share.grow(sequence)
         self.cache.commit(sequence)
 
     def restart(self) -> None:
@@ -130,14 +135,14 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.cache.release(sequence)
-        self.add(sequence)
+        insort(self.waiting, sequence, key=_order)
         self.preemptions += 1
 
     def _admissible(self, budget: int) -> Iterator[Sequence]:
         """Move waiting sequences to the running ones while there is room for their prompts."""
-        for sequence in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self.max_running:
-                return
+        if budget <= 0 or len(self.running) >= self.max_running:
+            return
+        for sequence in self._share.turns(self.waiting):
             if self._soon_known(sequence):
                 continue
             self.cache.begin(sequence)
@@ -147,8 +152,11 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=_order)
+            self._share.begin(sequence)
             budget -= min(budget, sequence.remaining)
             yield sequence
+            if budget <= 0 or len(self.running) >= self.max_running:
+                return
 
     def _promised(self) -> int:
         """Pages that running sequences still need for the tokens they have."""

@@ -34,11 +34,15 @@ class Sequence:
     deadline: float | None = None
     """Monotonic seconds."""
     salt: Hashable = None
+    client: str = ""
+    """Whose it is; "" for all that do not say."""
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     shared: int = 0
     node: Node | None = None
     cached_tokens: int | None = None
+    given: int = 0
+    """Tokens that its client was charged for, or had for nothing."""
     scored: int = 0
     """Prompt tokens whose log-probabilities are known (when asked for)."""
     _keys: list[Key] = field(default_factory=list)
