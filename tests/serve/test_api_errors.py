@@ -42,7 +42,11 @@ WRONG_COMPLETIONS = [
     ({**TEXT, "stop": [1]}, 400, "stop"),
     ({**TEXT, "best_of": 1, "n": 2}, 400, "best_of must be at least n"),
     ({**TEXT, "best_of": 2, "stream": True}, 400, "best_of above n cannot be streamed"),
-    ({**TEXT, "suffix": "x"}, 400, "suffix"),
+    ({**TEXT, "suffix": "x"}, 400, 'suffix is "x": it is not offered here; remove it.'),
+    ({**TEXT, "prompt": ["a"] * 2000}, 400, "prompt is a list of 2000: send at most 1024 at once."),
+    ({**TEXT, "prompt": [[1]] * 2000}, 400, "prompt is a list of 2000: send at most 1024 at once."),
+    ({**TEXT, "tools": []}, 400, "tools is not a parameter of this endpoint but of /v1/chat/completions: remove it"),
+    ({**TEXT, "prompt": 5}, 400, "prompt is 5: give a text, a list of texts, a list of token ids"),
     ({**TEXT, "seed": 2**70}, 400, "seed"),
     ({**TEXT, "stream_options": {"include_usage": True}}, 400, "stream_options goes with stream"),
     ({**TEXT, "stream": "yes"}, 400, 'stream is "yes"'),
@@ -57,7 +61,12 @@ WRONG_CHATS = [
     ({**CHAT, "messages": [{"role": "robot", "content": "hi"}]}, 400, 'messages.0.role is "robot"'),
     ({**CHAT, "messages": [{"content": "hi"}]}, 400, "messages.0.role is missing"),
     ({**CHAT, "messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content is 5"),
-    ({**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+    (
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        400,
+        'messages.0.content.0.type is "image_url": models here read text only; send parts of type text.',
+    ),
+    ({**CHAT, "messages": [{"role": "user", "content": [{"type": {}}]}]}, 400, "messages.0.content.0.type"),
     ({**CHAT, "top_logprobs": 2}, 400, "top_logprobs goes with logprobs"),
     ({**CHAT, "logprobs": True, "top_logprobs": 21}, 400, "top_logprobs is 21"),
     ({**CHAT, "logprobs": 3}, 400, "logprobs is 3"),
@@ -138,8 +147,9 @@ def test_the_openai_client_raises_its_own_errors(url):
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_unknown_tokens_are_detokenized_to_nothing(url):
-    assert httpx.post(f"{url}/detokenize", json={"tokens": [2**31 - 1]}).json() == {"prompt": ""}
+def test_unknown_tokens_are_named(url):
+    answer = httpx.post(f"{url}/detokenize", json={"tokens": [5, 320, 2**31 - 1]})
+    check(answer, 400, "token id 320 is not in the vocabulary: ids go from 0 to 319")
 
 
 def test_the_server_is_well_after_all_that(url):

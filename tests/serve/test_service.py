@@ -39,12 +39,14 @@ def test_token_texts_and_bytes(model):
     assert texts.text(min(model.tokenizer.eos_ids)) == "<|endoftext|>"
 
 
-@pytest.mark.parametrize(("text", "size"), [("1GiB", 2**30), ("1.5 MiB", 3 * 2**19), ("10kb", 10_000), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("1GiB", 2**30), ("1.5 MiB", 3 * 2**19), ("10kb", 10_000), ("7", 7), ("2TiB", 2**41)]
+)
 def test_sizes(text, size):
     assert byte_count(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "1TiB", "-1MiB", "1 2"])
+@pytest.mark.parametrize("text", ["", "GiB", "1PiB", "-1MiB", "1 2"])
 def test_wrong_sizes(text):
     with pytest.raises(ValueError, match="such as 512MiB"):
         byte_count(text)

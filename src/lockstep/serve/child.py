@@ -181,7 +181,7 @@ class Loop:
         try:
             number = self._engine.add_request(
                 command.prompt, command.params, priority=command.priority, timeout=command.timeout,
-                salt=command.salt,
+                salt=command.salt, client=command.client,
             )  # fmt: skip
         except LockstepError as error:
             return self._send(refusal(command.identity, error))

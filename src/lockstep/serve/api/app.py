@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.serve.api import errors
 from lockstep.serve.api.chat import chat
 from lockstep.serve.api.completions import complete
 from lockstep.serve.api.embeddings import embeddings
+from lockstep.serve.api.errors import ApiError
 from lockstep.serve.api.gate import Gate
 from lockstep.serve.api.metrics import Metrics
+from lockstep.serve.api.page import add_page
 from lockstep.serve.api.respond import ClientGone, json_response
+from lockstep.serve.api.responses import respond
+from lockstep.serve.api.responses_schema import ResponsesRequest
 from lockstep.serve.api.schema import (
     ChatRequest,
     CompletionRequest,
@@ -28,6 +33,11 @@ from lockstep.serve.api.schema import (
 from lockstep.serve.api.service import Service
 from lockstep.serve.api.weights import update
 from lockstep.serve.replicas import Replicas
+
+_STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One object, or events with `stream`.", "content": {"text/event-stream": {}}}
+}
+"""For the OpenAPI document."""
 
 
 def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
@@ -46,6 +56,7 @@ def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
     app.add_middleware(Gate, api_key=config.api_key, max_body=byte_count(config.max_body))
     errors.install(app)
     app.add_exception_handler(ClientGone, _nobody)
+    add_page(app)
     _generation(app, service)
     _tokens(app, service)
     _status(app, service)
@@ -57,13 +68,17 @@ async def _nobody(request: Request, error: Exception) -> Response:
 
 
 def _generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=_STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         return await complete(service, body, request)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         return await chat(service, body, request)
+
+    @app.post("/v1/responses", responses=_STREAMED)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        return await respond(service, body, request)
 
     @app.post("/v1/embeddings")
     async def embedding(body: EmbeddingRequest, request: Request) -> Response:
@@ -96,6 +111,12 @@ def _tokens(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         service.check_model(body.model)
+        vocabulary = service.engine.loaded.vocabulary
+        wrong = next((token for token in body.tokens if token >= vocabulary), None)
+        if wrong is not None:
+            raise ApiError(
+                400, f"token id {wrong} is not in the vocabulary: ids go from 0 to {vocabulary - 1}.", "tokens"
+            )
         return json_response({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
 
 
@@ -112,7 +133,7 @@ def _status(app: FastAPI, service: Service) -> None:
             return json_response({"status": "ok"})
         return json_response({"status": "unavailable", "reason": service.engine.reason}, 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

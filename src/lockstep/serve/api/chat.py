@@ -20,13 +20,14 @@ from lockstep.serve.params import Output, SamplingParams, join
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
     ids = await asyncio.to_thread(service.chat, body.messages, True, body.offered)
-    run = await start(service, "chatcmpl", body, [ids], _params(service, body, len(ids)))
+    run = await start(service, "chatcmpl", body, [ids], params(service, body, len(ids)))
     if body.stream:
         return EventStream(_events(run, body), run.abort)
     return json_response(await until_gone(request, _collect(run, body), run.abort))
 
 
-def _params(service: Service, body: ChatRequest, prompt: int) -> SamplingParams:
+def params(service: Service, body: ChatRequest, prompt: int) -> SamplingParams:
+    """Of the engine, for a prompt of so many tokens."""
     wanted = body.max_completion_tokens or body.max_tokens
     if wanted is None:
         wanted = max(1, min(service.config.default_max_tokens, service.max_length - prompt))
@@ -57,7 +58,7 @@ async def _events(run: Run, body: ChatRequest) -> AsyncIterator[dict[str, Any]]:
             if piece.finish_reason is None:
                 continue  # it may become a call: text is told once it is known what it is
             output = join(held[piece.choice])
-            delta = {key: value for key, value in _said(body, output).items() if value}
+            delta = {key: value for key, value in said(body, output).items() if value}
             for at, call in enumerate(delta.get("tool_calls", ())):
                 call["index"] = at
         shaped = {"index": output.choice, "delta": delta, **_rest(run, body, output)}
@@ -76,7 +77,7 @@ async def _collect(run: Run, body: ChatRequest) -> dict[str, Any]:
     choices = []
     for choice in sorted(pieces):
         output = join(pieces[choice])
-        message = {"role": "assistant", **_said(body, output), "refusal": None}
+        message = {"role": "assistant", **said(body, output), "refusal": None}
         shaped = {"index": choice, "message": message, **_rest(run, body, output)}
         _mark(shaped, message)
         if body.return_token_ids:
@@ -85,7 +86,7 @@ async def _collect(run: Run, body: ChatRequest) -> dict[str, Any]:
     return _whole(run, "chat.completion", choices, {"usage": counted.report(run.prompts)})
 
 
-def _said(body: ChatRequest, output: Output) -> dict[str, Any]:
+def said(body: ChatRequest, output: Output) -> dict[str, Any]:
     """content, and tool_calls where the text has some."""
     content, calls = parse(output.text, [tool.function.name for tool in body.tools or ()] if body.offered else [])
     return {"content": content, "tool_calls": calls} if calls else {"content": content}
@@ -98,7 +99,7 @@ def _mark(shaped: dict[str, Any], message: dict[str, Any]) -> None:
 
 def _rest(run: Run, body: ChatRequest, output: Output) -> dict[str, Any]:
     rest: dict[str, Any] = {
-        "logprobs": _logprobs(run.service.texts, output) if body.logprobs else None,
+        "logprobs": logprobs(run.service.texts, output) if body.logprobs else None,
         "finish_reason": output.finish_reason,
     }
     if output.finish_reason is not None:
@@ -108,7 +109,9 @@ def _rest(run: Run, body: ChatRequest, output: Output) -> dict[str, Any]:
     return rest
 
 
-def _logprobs(texts: TokenTexts, output: Output) -> dict[str, Any]:
+def logprobs(texts: TokenTexts, output: Output) -> dict[str, Any]:
+    """In the form of chat completions."""
+
     def shown(token: int, logprob: float) -> dict[str, Any]:
         return {"token": texts.text(token), "logprob": logprob, "bytes": texts.raw(token)}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from http import HTTPStatus
@@ -15,6 +14,7 @@ from starlette.responses import Response
 
 from lockstep.errors import LockstepError
 from lockstep.serve.api import schema
+from lockstep.serve.api.invalid import sentence
 from lockstep.serve.state import PromptTooLong, QueueFull
 from lockstep.serve.supervisor import EngineFailed
 
@@ -51,7 +51,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 """For the OpenAPI document."""
 
 
-def explain(error: Exception) -> ApiError:
+def explain(error: Exception, endpoint: str = "") -> ApiError:
     """The answer to an error of the engine or of the request."""
     match error:
         case ApiError():
@@ -65,7 +65,7 @@ def explain(error: Exception) -> ApiError:
         case EngineFailed():
             return ApiError(503, str(error), code="engine_unavailable")
         case RequestValidationError():
-            return _invalid(list(error.errors()))
+            return ApiError(400, *sentence(list(error.errors()), error.body, endpoint))
         case HTTPException():
             return ApiError(error.status_code, _said(error))
     log.error("a request failed", exc_info=error)
@@ -76,7 +76,7 @@ def install(app: FastAPI) -> None:
     """Let every error of the application be answered in this shape."""
 
     async def answer(request: Request, error: Exception) -> Response:
-        api_error = explain(error)
+        api_error = explain(error, request.url.path)
         response = api_error.response()
         if isinstance(error, HTTPException) and error.headers:
             response.headers.update(error.headers)
@@ -95,62 +95,3 @@ def _said(error: HTTPException) -> str:
     if detail == "There was an error parsing the body":
         return "the body cannot be read as JSON (not UTF-8, nested too deeply, a number too long): send one object."
     return detail if detail != HTTPStatus(error.status_code).phrase else f"{detail}."
-
-
-def _invalid(errors: list[dict[str, Any]]) -> ApiError:
-    """What is wrong with a body, in one sentence about its first wrong key."""
-    first = errors[0]
-    place = [part for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        said = first.get("ctx", {}).get("error", "it cannot be parsed")
-        return ApiError(400, f"the body is not valid JSON ({said}): send one JSON object.", code="invalid_json")
-    if not place and first["type"] in ("missing", "model_attributes_type", "dict_type", "model_type"):
-        return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json.")
-    if first["type"] == "value_error":
-        message = first["msg"].removeprefix("Value error, ")
-        return ApiError(400, f"{message}." if not place else f"{_path(place)} {message}.", _path(place) or None)
-    path = _path(place) or "the body"
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(place[-1]), _NAMES, 1)
-        hint = f"did you mean {near[0]}?" if near else "remove it."
-        return ApiError(400, f"{path} is not a parameter of this endpoint: {hint}", path, "unknown_parameter")
-    if first["type"] == "missing":
-        return ApiError(400, f"{path} is missing: add it.", path, "missing_required_parameter")
-    same = [error for error in errors if _path([p for p in error["loc"] if p != "body"]) == _path(place)]
-    wanted = " or ".join(dict.fromkeys(_wanted(error) for error in same[:4]))
-    return ApiError(400, f"{path} {_shown(first.get('input'))}: {wanted}.", path, "invalid_value")
-
-
-def _path(place: list[Any]) -> str:
-    """`messages.0.role`: without the names of union members that pydantic adds."""
-    known: list[str] = []
-    for part in place:
-        if known and part == known[-1] == "json_schema":
-            continue  # the name of the member, and then of its field
-        if not isinstance(part, int) and part not in _NAMES and known:
-            break
-        known.append(str(part))
-    return ".".join(known)
-
-
-def _wanted(error: dict[str, Any]) -> str:
-    message = str(error["msg"])
-    return message[0].lower() + message[1:]
-
-
-def _shown(value: Any) -> str:
-    """What was sent, short."""
-    if isinstance(value, list):
-        return f"is a list of {len(value)}"
-    if isinstance(value, dict):
-        return "is an object"
-    text = json.dumps(value)
-    return f"is {text if len(text) <= 60 else text[:57] + '...'}"
-
-
-_BODIES = (
-    schema.CompletionRequest, schema.ChatRequest, schema.Message, schema.TextPart, schema.StreamOptions,
-    schema.JsonSchemaFormat, schema.JsonSchema, schema.Structured, schema.TokenizeRequest, schema.DetokenizeRequest,
-    schema.WeightsRequest, schema.EmbeddingRequest, schema.Tool, schema.Function, schema.ToolCall, schema.Called,
-)  # fmt: skip
-_NAMES = {field.alias or name for body in _BODIES for name, field in body.model_fields.items()}

@@ -10,11 +10,12 @@ import time
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lockstep.serve.api import page
 from lockstep.serve.api.errors import ApiError
 
 log = logging.getLogger("lockstep.serve")
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
-"""Asked by machines that have no key."""
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"}) | page.PATHS
+"""Asked for by machines that have no key, and by browsers before their user can give one."""
 
 
 class Gate:

@@ -41,18 +41,18 @@ async def until_gone(request: Request, work: Awaitable[T], on_end: Callable[[], 
 
 
 class EventStream(Response):
-    """Server-sent events: one `data:` line per object, `[DONE]` at the end.
+    """Server-sent events: one `data:` line per object, `[DONE]` at the end; typed: `event:` lines too.
 
     An error in mid-stream is sent as an event of its own, because the status line is gone already.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]], on_end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[dict[str, Any]], on_end: Callable[[], None], typed: bool = False) -> None:
         """on_end is called however it ends, also when the client left before the first event."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._on_end = events, on_end
+        self._events, self._on_end, self._typed = events, on_end, typed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.ensure_future(_disconnected(receive))
@@ -70,15 +70,21 @@ class EventStream(Response):
         try:
             async with aclosing(self._events) as events:  # type: ignore[type-var]
                 async for event in events:
-                    await _data(send, json.dumps(event, ensure_ascii=False, allow_nan=False))
+                    text = json.dumps(event, ensure_ascii=False, allow_nan=False)
+                    await _data(send, text, event["type"] if self._typed else None)
         except Exception as error:
-            await _data(send, json.dumps(explain(error).body))
-        await _data(send, "[DONE]")
+            said = explain(error).body
+            if self._typed:
+                said = {**said["error"], "type": "error", "sequence_number": 0}
+            await _data(send, json.dumps(said), "error" if self._typed else None)
+        if not self._typed:
+            await _data(send, "[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _data(send: Send, text: str) -> None:
-    await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+async def _data(send: Send, text: str, name: str | None = None) -> None:
+    head = "" if name is None else f"event: {name}\n"
+    await send({"type": "http.response.body", "body": f"{head}data: {text}\n\n".encode(), "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:

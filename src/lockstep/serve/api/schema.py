@@ -26,11 +26,15 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
-def _json(text: str) -> Any:
+def json_object(text: str) -> str:
+    """The text, which is a JSON object; ValueError otherwise."""
     try:
-        return json.loads(text)
+        found = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
-        return None
+        found = False
+    if not found:
+        raise ValueError("is not a JSON object: send the arguments as the model gave them")
+    return text
 
 
 class Body(BaseModel):
@@ -183,9 +187,7 @@ class Called(Body):
     @field_validator("arguments")
     @classmethod
     def _object(cls, text: str) -> str:
-        if not isinstance(_json(text), dict):
-            raise ValueError("is not a JSON object: send the arguments as the model gave them")
-        return text
+        return json_object(text)
 
 
 class ToolCall(Body):

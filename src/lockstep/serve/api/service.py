@@ -121,7 +121,13 @@ class Run:
                 self.service.engine.abort(request)
 
 
-async def start(service: Service, kind: str, body: Sampling, prompts: list[list[int]], params: SamplingParams) -> Run:
+async def start(
+    service: Service,
+    kind: str,
+    body: Sampling,
+    prompts: list[list[int]],
+    params: SamplingParams,
+) -> Run:
     """Hand the prompts to the engine: all of them, or none when one is refused."""
     seed = draw_seed() if params.seed is None else params.seed
     identity = f"{kind}-{secrets.token_hex(12)}"
@@ -129,14 +135,15 @@ async def start(service: Service, kind: str, body: Sampling, prompts: list[list[
     run = Run(service, prompts, [], seed, identity, int(time.time()))
     try:
         for prompt in prompts:
-            request = await service.engine.submit(
+            submitted = await service.engine.submit(
                 prompt,
                 replace(params, seed=seed),
                 priority=body.priority or 0,
                 timeout=min(limits, default=None),
                 salt=body.cache_salt,
+                client=body.user or "",
             )
-            run.requests.append(request)
+            run.requests.append(submitted)
     except BaseException:
         run.abort()
         raise

@@ -1,0 +1,180 @@
+// One answer as it grows: its text as Markdown, every token of it marked with how probable it was, and its numbers.
+
+import { render } from "./markdown.js";
+
+export class Answer {
+  constructor() {
+    this.text = "";
+    this.tokens = []; // {from, to, score}: the text of the token lies in [from, to)
+    this.element = document.createElement("div");
+    this.element.className = "text waiting";
+    this.element.tabIndex = 0;
+    this.element.setAttribute("aria-label", "Answer; the arrow keys go through its tokens");
+    this.decoder = new TextDecoder();
+    this.length = 0;
+    this.began = performance.now();
+    this.usage = null;
+    this.finish = null;
+    this.count = 0;
+    this.here = -1;
+  }
+
+  // A chunk of the stream.
+  take(chunk) {
+    const now = performance.now();
+    if (chunk.usage) this.usage = chunk.usage;
+    const choice = chunk.choices[0];
+    if (!choice) return;
+    const text = choice.delta.content ?? "";
+    for (const score of choice.logprobs?.content ?? []) {
+      this.first ??= now;
+      this.last = now;
+      this.count += 1;
+      let piece = this.decoder.decode(new Uint8Array(score.bytes), { stream: true });
+      // At the very beginning a tokenizer may leave out the space that the token has elsewhere.
+      if (this.length === 0 && piece.startsWith(" ") && text && !text.startsWith(" ")) piece = piece.slice(1);
+      this.tokens.push({ from: this.length, to: this.length + piece.length, score });
+      this.length += piece.length;
+    }
+    this.text += text;
+    if (choice.finish_reason) this.finish = choice.finish_reason;
+    this.show();
+  }
+
+  // Draw at the next frame, however many chunks come before it.
+  show() {
+    this.frame ??= requestAnimationFrame(() => this.draw());
+  }
+
+  draw() {
+    cancelAnimationFrame(this.frame);
+    this.frame = undefined;
+    this.element.replaceChildren(render(this.text, (parent, from, to) => this.write(parent, from, to)));
+    for (const box of this.element.querySelectorAll(".code")) box.append(copyButton(box));
+    this.element.dispatchEvent(new CustomEvent("drawn", { bubbles: true }));
+  }
+
+  end() {
+    this.element.classList.remove("waiting");
+    this.draw();
+  }
+
+  // Text [from, to) with a span for each token, or part of one, in it.
+  write(parent, from, to) {
+    let index = this.at(from);
+    while (from < to) {
+      const token = this.tokens[index];
+      if (!token) {
+        parent.append(this.text.slice(from, to));
+        return;
+      }
+      const end = Math.min(to, token.to);
+      const span = document.createElement("span");
+      span.className = "token";
+      span.dataset.token = index;
+      span.style.setProperty("--p", Math.exp(token.score.logprob).toFixed(3));
+      span.textContent = this.text.slice(from, end);
+      parent.append(span);
+      from = end;
+      do index += 1;
+      while (index < this.tokens.length && this.tokens[index].to <= from);
+    }
+  }
+
+  // The token that has the character at `place`.
+  at(place) {
+    let low = 0;
+    let high = this.tokens.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.tokens[middle].to > place) high = middle;
+      else low = middle + 1;
+    }
+    return low;
+  }
+
+  // The next token that is shown, from the marked one on; gives its element.
+  move(step) {
+    for (let i = this.here + step; i >= 0 && i < this.tokens.length; i += step) {
+      const span = this.element.querySelector(`[data-token="${i}"]`);
+      if (span) {
+        this.mark(i);
+        return span;
+      }
+    }
+    return this.here < 0 ? null : this.element.querySelector(`[data-token="${this.here}"]`);
+  }
+
+  mark(index) {
+    for (const span of this.element.querySelectorAll(".here")) span.classList.remove("here");
+    this.here = index;
+    for (const span of this.element.querySelectorAll(`[data-token="${index}"]`)) span.classList.add("here");
+  }
+
+  // The numbers under the answer.
+  facts(stopped) {
+    const told = [];
+    const seconds = (this.last - this.first) / 1000;
+    if (this.count > 1 && seconds > 0) told.push(`${((this.count - 1) / seconds).toFixed(1)} tokens/s`);
+    if (this.first) told.push(`first after ${((this.first - this.began) / 1000).toFixed(2)} s`);
+    told.push(`${this.count} token${this.count === 1 ? "" : "s"}`);
+    if (this.usage) {
+      const cached = this.usage.prompt_tokens_details?.cached_tokens ?? 0;
+      told.push(`prompt ${this.usage.prompt_tokens} tokens, ${cached} from the cache`);
+    }
+    if (stopped) told.push("stopped");
+    else if (this.finish === "length") told.push("cut off: it reached the most tokens allowed");
+    return told;
+  }
+}
+
+// What the tooltip says of a token.
+export function explain(score) {
+  const table = document.createElement("table");
+  const shown = score.top_logprobs.some((other) => same(other, score)) ? score.top_logprobs : [score, ...score.top_logprobs];
+  for (const other of shown) {
+    const row = table.insertRow();
+    const code = document.createElement("code");
+    code.textContent = visible(other.token);
+    row.insertCell().append(code);
+    row.insertCell().textContent = percent(other.logprob);
+    if (same(other, score)) row.className = "drawn";
+  }
+  return table;
+}
+
+export function spoken(score) {
+  return `${visible(score.token)}, ${percent(score.logprob)}`;
+}
+
+function same(one, other) {
+  return one.token === other.token && one.logprob === other.logprob;
+}
+
+function percent(logprob) {
+  const value = Math.exp(logprob) * 100;
+  return value >= 99.95 ? "100 %" : value >= 0.1 ? `${value.toFixed(1)} %` : "below 0.1 %";
+}
+
+function visible(token) {
+  return token.replace(/\n/g, "\u21b5").replace(/\t/g, "\u21e5").replace(/^ | $/g, "\u00b7");
+}
+
+function copyButton(box) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", () => copy(box.querySelector("pre").textContent, button));
+  return button;
+}
+
+export async function copy(text, button) {
+  const name = button.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Not allowed";
+  }
+  setTimeout(() => (button.textContent = name), 1500);
+}

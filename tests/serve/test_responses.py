@@ -1,0 +1,157 @@
+"""/v1/responses as the `openai` client sees it; what it answers is what chat completions answer."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+
+from lockstep.serve.api.responses import _Answer
+from lockstep.serve.api.responses_schema import ResponsesRequest
+from lockstep.serve.params import Output
+
+GREEDY = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
+
+
+@pytest.fixture
+def client(url):
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def chat(client, messages, **more):
+    return client.chat.completions.create(model="tiny", temperature=0, max_tokens=12, messages=messages, **more)
+
+
+def test_a_text_is_a_message_of_the_user(client):
+    answer = client.responses.create(**GREEDY, input="the quick", instructions="be brief")
+    same = chat(client, [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the quick"}])
+    assert answer.output_text == same.choices[0].message.content
+    assert answer.status == ("incomplete" if same.choices[0].finish_reason == "length" else "completed")
+    assert answer.usage.input_tokens == same.usage.prompt_tokens
+    assert answer.usage.output_tokens == same.usage.completion_tokens
+    assert answer.usage.total_tokens == same.usage.total_tokens
+    assert answer.instructions == "be brief"
+    assert answer.output[0].role == "assistant"
+
+
+def test_items_of_all_kinds_and_a_second_turn(client):
+    first = client.responses.create(**GREEDY, input="the quick")
+    turn = [{"role": "user", "content": "the quick"}, *first.output, {"role": "user", "content": "fox"}]
+    second = client.responses.create(**GREEDY, input=turn)
+    said = first.output_text
+    messages = [
+        {"role": "user", "content": "the quick"},
+        {"role": "assistant", "content": said},
+        {"role": "user", "content": "fox"},
+    ]
+    assert second.output_text == chat(client, messages).choices[0].message.content
+    parts = [
+        {
+            "role": "developer",
+            "content": [{"type": "input_text", "text": "the "}, {"type": "input_text", "text": "dog"}],
+        }
+    ]
+    same = chat(client, [{"role": "system", "content": "the dog"}])
+    assert client.responses.create(**GREEDY, input=parts).output_text == same.choices[0].message.content
+
+
+def test_typed_events_in_order(client):
+    asked = {
+        "model": "tiny", "input": "the quick", "max_output_tokens": 20, "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"], "extra_body": {"seed": 3},
+    }  # fmt: skip
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    deltas = kinds.count("response.output_text.delta")
+    assert deltas > 1
+    assert kinds == [
+        "response.created", "response.in_progress", "response.output_item.added", "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        f"response.{whole.status}",
+    ]  # fmt: skip
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == events[-1].response.output_text
+    assert events[-1].response.usage == whole.usage
+    ids = {event.item_id for event in events if hasattr(event, "item_id")}
+    assert ids == {events[-1].response.output[0].id}
+    scores = whole.output[0].content[0].logprobs
+    assert len(scores) == whole.usage.output_tokens
+    assert all(len(score.top_logprobs) == 2 for score in scores)
+    streamed = [score.logprob for e in events if e.type == "response.output_text.delta" for score in e.logprobs]
+    assert streamed == [score.logprob for score in scores][: len(streamed)]
+
+
+def test_events_have_their_names(url):
+    with httpx.stream("POST", f"{url}/v1/responses", json={**GREEDY, "input": "a", "stream": True}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        blocks = "".join(answer.iter_text()).strip().split("\n\n")
+    for block in blocks:
+        name, data = block.split("\n")
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+
+
+def test_a_schema_is_followed(client):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    answer = client.responses.create(model="tiny", input="a", text=form, max_output_tokens=60)
+    assert answer.status == "completed"
+    assert set(json.loads(answer.output_text)) == {"a"}
+    assert answer.text.format.name == "x"
+
+
+def test_calls_become_items():
+    """Without a server: the tiny model calls nothing."""
+    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}]
+    body = ResponsesRequest(model="tiny", input="1 + 2?", tools=tools)
+    run = SimpleNamespace(
+        identity="resp-1", created=0, seed=0, prompts=[[1]], service=SimpleNamespace(name="tiny", texts=None)
+    )
+    text = 'sure <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+    output = Output(0, 0, text, (1, 2), finish_reason="stop")
+
+    async def outputs():
+        yield 0, output
+
+    run.outputs = outputs
+    answer = _Answer(run, body, body.chat())
+    message, call = answer._items(output)
+    assert message["content"][0]["text"] == "sure"
+    assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "add", {"a": 1})
+    back = {"type": "function_call_output", "call_id": call["call_id"], "output": "3"}
+    again = ResponsesRequest(model="tiny", input=[{"role": "user", "content": "1 + 2?"}, call, back]).chat().messages
+    assert [m.role for m in again] == ["user", "assistant", "tool"]
+    assert again[1].tool_calls[0].id == again[2].tool_call_id == call["call_id"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"previous_response_id": "resp_1"}, "this server stores none"),
+        ({"input": []}, "input is a list of 0: give at least 1"),
+        ({"input": None}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "its type must be message"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "read text only"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "["}]}, "not a JSON object"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type is \"web_search\": give 'function'"),
+        ({"max_output_tokens": 0}, "max_output_tokens is 0"),
+        ({"max_output_tokens": 5000}, "context holds 1024 tokens"),
+        ({"background": True}, "background is true"),
+        ({"messages": []}, "not a parameter of this endpoint but of /v1/chat/completions"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.name is missing"),
+    ],
+)
+def test_what_is_not_offered_is_told(url, more, said):
+    answer = httpx.post(f"{url}/v1/responses", json={"model": "tiny", "input": "a", **more})
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
