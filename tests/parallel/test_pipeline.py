@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.ranks_as_threads import on_threads
 from torch import Tensor
 
 from lockstep.config import ModelConfig
@@ -166,3 +169,18 @@ def test_a_norm_over_blocks_of_many_ranks_is_that_of_one(threads: Threads) -> No
 
     for dp in (1, 2, 3, 4):
         assert threads(MeshShape(dp=dp), work) == [expected] * dp
+
+
+@settings(max_examples=4)
+@given(
+    st.sampled_from(NAMES), st.sampled_from([(2, 1), (1, 2), (2, 2), (3, 1), (1, 3)]), st.integers(4, 5), st.booleans(),
+    st.integers(0, 2),
+)  # fmt: skip
+def test_any_layout_gives_the_bytes_of_one_process(
+    name: str, degrees: tuple[int, int], count: int, tied: bool, recomputed: int
+) -> None:
+    pp, dp = degrees
+    expected, _, norm = alone(6, tied, count, torch.float32)
+    policy = RecomputePolicy("none", recomputed)
+    work = functools.partial(on_mesh, name=name, layers=6, tied=tied, count=count, dtype=torch.float32, policy=policy)
+    check(on_threads(MeshShape(pp=pp, dp=dp), work), expected, norm)

@@ -16,7 +16,7 @@ from lockstep.errors import LockstepError
 from lockstep.model import Decoder
 from lockstep.model.init import draw, random_decoder
 from lockstep.ops import KVPages, Packed, Paged, operators
-from lockstep.ops.cut_linear import WeightQueue, cut_operators, deferring
+from lockstep.ops.cut_linear import WeightQueue, alone, cut_operators, deferring
 from lockstep.ops.linear import input_gradient
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
@@ -149,7 +149,7 @@ def test_segments_change_rounding_only(threads: Threads) -> None:
 def test_products_are_sums_over_segments_by_the_tree(dtype: torch.dtype) -> None:
     """The definition, written out, forward and backward."""
     x, weight = torch.randn(7, 64).to(dtype).requires_grad_(), torch.randn(48, 64, requires_grad=True)
-    cut = cut_operators(BITWISE, 4, 4, lambda y: y).cut
+    cut = cut_operators(BITWISE, 4, 4, alone).cut
     p = [BITWISE.linear(a, w, None, torch.float32) for a, w in zip(x.split(16, 1), weight.split(16, 1), strict=True)]
     y = cut["rows"].linear(x, weight)
     assert torch.equal(y, ((p[0] + p[1]) + (p[2] + p[3])).to(dtype))
@@ -186,7 +186,7 @@ def test_serving_gives_the_bits_of_training_on_any_degree(threads: Threads) -> N
     config = model("qwen3", canonical_tp=2)
     tokens, _ = batch(0)
     one = random_decoder(config, 1)
-    expected = one(cut_operators(BITWISE, 2, 2, lambda y: y), tokens, Packed.of([23]), dtype=torch.bfloat16)
+    expected = one(cut_operators(BITWISE, 2, 2, alone), tokens, Packed.of([23]), dtype=torch.bfloat16)
 
     def served(mesh: Mesh) -> Tensor:
         table = schedule("1f1b", 1, 1)
@@ -218,3 +218,25 @@ def test_what_does_not_divide_is_told() -> None:
         with pytest.raises(LockstepError, match=rf"canonical_tp {wrong} must be a power of two that divides num_kv_h"):
             check(ModelConfig, {**BASE, "canonical_tp": wrong}, "test")
     assert isinstance(Decoder(model()), Decoder)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_sum_over_ranks_is_the_tree_however_it_travels(threads: Threads, ranks: int, dtype: torch.dtype) -> None:
+    """Small tensors by doubling, large ones in parts, also when the parts are not equal; and what that moves."""
+    for rows in (3, 401):  # 3 and 401 rows of 91 float32: below and above the size from which parts pay
+        values = [torch.randn(rows, 91, generator=torch.Generator().manual_seed(i)) for i in range(ranks)]
+        low = [a + b for a, b in zip(values[::2], values[1::2], strict=True)]
+        expected = (low[0] if ranks == 2 else low[0] + low[1]).to(dtype)
+
+        def work(mesh: Mesh, values: list[Tensor] = values) -> tuple[Tensor, int]:
+            total = mesh["tp"].add(values[mesh.rank], dtype)
+            return total, mesh.take_traffic()["tp"].bytes
+
+        found = threads(MeshShape(tp=ranks), work)
+        assert all(torch.equal(total, expected) for total, _ in found)
+        size = values[0].nbytes
+        parts = (ranks - 1) / ranks * (size + expected.nbytes)
+        doubling = size * (ranks.bit_length() - 1)
+        wanted = min(parts, doubling) if rows > 100 else doubling
+        assert all(sent == pytest.approx(wanted, rel=0.01) for _, sent in found)

@@ -20,7 +20,7 @@ from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
 from lockstep.ops import Numerics, Operators, operators
-from lockstep.ops.cut_linear import cut_operators
+from lockstep.ops.cut_linear import alone, cut_operators
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Compute dtypes by name."""
@@ -54,7 +54,7 @@ def load(
     if numerics == "bitwise":
         check_widths(decoder.config)
     segments = decoder.config.canonical_tp
-    return Model(decoder.eval(), tokenizer, cut_operators(ops, segments, segments, lambda total: total), compute)
+    return Model(decoder.eval(), tokenizer, cut_operators(ops, segments, segments, alone), compute)
 
 
 def resolve(path_or_alias: str | Path) -> Path:

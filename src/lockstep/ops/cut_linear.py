@@ -22,8 +22,8 @@ from lockstep.ops import plain
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
 
-Add = Callable[[Tensor], Tensor]
-"""float32 -> the sum of all devices' tensors by the tree over them; the same bits on each"""
+Add = Callable[[Tensor, torch.dtype], Tensor]
+"""float32 -> the sum of all devices' tensors by the tree over them, rounded once to dtype; the same bits on each"""
 
 
 class WeightQueue:
@@ -123,15 +123,17 @@ def _over_inputs(
     products = [
         ops.linear(part, w, None, out_dtype=torch.float32) for part, w in zip(_parts(x, 1, here), weights, strict=True)
     ]
-    y = add(_tree(products))
-    return (y if bias is None else y + bias.detach().to(x.dtype).float()).to(out_dtype or x.dtype)
+    dtype = out_dtype or x.dtype
+    if bias is None:
+        return add(_tree(products), dtype)
+    return (add(_tree(products), torch.float32) + bias.detach().to(x.dtype).float()).to(dtype)
 
 
 def _over_outputs(ops: Operators, dy: Tensor, weight: Tensor, here: int, add: Add) -> Tensor:
     """dx [T, K] from this device's segments of the output's width."""
     gradient = _FLOAT32_INPUT_GRADIENT[ops.numerics]
     parts = zip(_parts(dy, 1, here), _parts(weight, 0, here), strict=True)
-    return add(_tree([gradient(d, w) for d, w in parts])).to(dy.dtype)
+    return add(_tree([gradient(d, w) for d, w in parts]), dy.dtype)
 
 
 def _head_norm(
@@ -156,7 +158,12 @@ class _Copies(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.add(_tree(list(grads))), None, None
+        return ctx.add(_tree(list(grads)), torch.float32), None, None
+
+
+def alone(total: Tensor, dtype: torch.dtype) -> Tensor:
+    """The `Add` of a single device."""
+    return total.to(dtype)
 
 
 def _tree(values: list[Tensor]) -> Tensor:

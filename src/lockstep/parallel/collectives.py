@@ -17,6 +17,9 @@ from lockstep.ops.tree import tree_sum
 from lockstep.parallel.mesh import AXES, MeshShape
 from lockstep.parallel.transport import NoTransport, Pending, Transport
 
+_LARGE = 1 << 16
+"""Bytes from which on a message's size counts more than one more message."""
+
 
 @dataclass
 class Traffic:
@@ -62,14 +65,21 @@ class Axis:
         self.exchange([tensor.contiguous()] * self.size, found)
         return found
 
-    def add(self, tensor: Tensor) -> Tensor:
-        """The members' sum by the binary tree over their places, the same bits on each.
+    def add(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The members' sum by the binary tree over their places, rounded to dtype (default: kept), the same on each.
 
-        Neighbours exchange and add, then pairs of neighbours, and so on (recursive doubling): ``log2(size)`` messages
-        of the tensor's size. A size that is no power of two gathers first.
+        Two ways, the same bits: neighbours exchange and add, then pairs of neighbours, and so on; or, where that moves
+        less and the tensor is large, each adds up a part of the elements and gives the rounded sums to the others.
         """
-        if self.size & (self.size - 1):
-            return tree_sum(torch.stack(self.gather(tensor)))
+        dtype = dtype or tensor.dtype
+        if self.size == 1:
+            return tensor.to(dtype)
+        if self.size & (self.size - 1):  # members in pairs as far as they go, as in `tree_sum`
+            return tree_sum(torch.stack(self.gather(tensor))).to(dtype)
+        whole, rounded = tensor.dtype.itemsize, dtype.itemsize
+        doubling = (self.size.bit_length() - 1) * whole
+        if tensor.nbytes >= _LARGE and (self.size - 1) / self.size * (whole + rounded) < doubling:
+            return self._add_parts(tensor, dtype)
         step = 1
         while step < self.size:
             partner = self.index ^ step
@@ -79,7 +89,18 @@ class Axis:
                 work.wait()
             tensor = tensor + theirs  # commutative: both sides get the same bits
             step *= 2
-        return tensor
+        return tensor.to(dtype)
+
+    def _add_parts(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        parts = tensor.reshape(-1).tensor_split(self.size)
+        mine = [parts[self.index] if i == self.index else torch.empty_like(parts[self.index]) for i in range(self.size)]
+        self.exchange(parts, mine)
+        while len(mine) > 1:
+            mine = [left + right for left, right in zip(mine[::2], mine[1::2], strict=True)]
+        total = mine[0].to(dtype)
+        sums = [total if i == self.index else part.new_empty(part.shape, dtype=dtype) for i, part in enumerate(parts)]
+        self.exchange([total] * self.size, sums)
+        return torch.cat(sums).view(tensor.shape)
 
     def merge(self, tensor: Tensor) -> Tensor:
         """The sum of tensors of which every element is zero on all members but one: an exact gather."""

@@ -1,0 +1,56 @@
+"""Messages of a table: both ends agree on their order, for every schedule, and each result is asked for once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.parallel.mailbox import Letter, letters
+from lockstep.parallel.schedules import NAMES, Table, schedule
+
+tables = st.builds(schedule, st.sampled_from(NAMES), st.integers(1, 4), st.sampled_from([4, 6, 8]))
+
+
+@given(tables, st.booleans())
+def test_what_is_sent_is_what_is_needed(table: Table, tied: bool) -> None:
+    """Walk the table with queues: whenever a step needs a result of another device, its queue can give it."""
+    order = letters(table, tied)
+    position = dict.fromkeys(order, 0)
+    arrived: set[Letter] = set()
+    sent: set[tuple[int, Letter]] = set()
+    for node in table.program.nodes:
+        for part in node.step.parts:
+            group = table.group(node.device, part.chunk)
+            if part.kind == "F" and group > 0:
+                _take(Letter("x", part.micro_batch, group - 1), table, node.device, order, position, arrived, sent)
+            if part.kind in ("B", "BW") and group < table.groups - 1:
+                _take(Letter("dx", part.micro_batch, group + 1), table, node.device, order, position, arrived, sent)
+            if part.kind == "F":
+                sent.add((node.device, Letter("x", part.micro_batch, group)))
+            if part.kind in ("B", "BW"):
+                sent.add((node.device, Letter("dx", part.micro_batch, group)))
+                if group == 0:
+                    sent.add((node.device, Letter("tied", part.micro_batch, 0)))
+    first, last = table.holder(0)[0], table.holder(table.groups - 1)[0]
+    for pair, sequence in order.items():
+        rest = sequence[position[pair] :]
+        assert all(letter.kind == "tied" for letter in rest), "a message that nobody takes"
+        assert all((pair[0], letter) in sent for letter in sequence)
+    rows = [letter for sequence in order.values() for letter in sequence if letter.kind == "tied"]
+    assert len(rows) == (table.micro_batches if tied and first != last else 0)
+
+
+def _take(
+    letter: Letter, table: Table, device: int, order: dict[tuple[int, int], list[Letter]],
+    position: dict[tuple[int, int], int], arrived: set[Letter], sent: set[tuple[int, Letter]],
+) -> None:  # fmt: skip
+    source = table.holder(letter.group)[0]
+    if source == device:
+        assert (device, letter) in sent
+        return
+    while letter not in arrived:
+        following = order[source, device][position[source, device]]
+        assert (source, following) in sent, f"{letter} stands behind {following}, which was not sent yet: a deadlock"
+        arrived.add(following)
+        position[source, device] += 1
+    arrived.remove(letter)
