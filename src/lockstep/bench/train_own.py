@@ -14,26 +14,31 @@ import numpy as np
 import torch
 
 from lockstep.bench.step_server import serve
-from lockstep.config.train import OptimizerConfig
+from lockstep.config import CompileConfig, OptimizerConfig
 from lockstep.model import load
 from lockstep.ops import Numerics, Packed, operators
 from lockstep.train.data import Batch
+from lockstep.train.execution import execution
 from lockstep.train.optimizer import AdamW
-from lockstep.train.step import Compute, step_gradient
+from lockstep.train.step import Compute
 
 
 @dataclass(frozen=True)
 class Own:
-    """How a side runs. masters: dtype of weights and moments."""
+    """How a side runs. masters: dtype of weights and moments. level: of the compiler (`docs/compile.md`)."""
 
     numerics: Numerics = "bitwise"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     masters: Literal["bfloat16", "float32"] = "float32"
+    level: Literal["O0", "O1", "O2"] = "O0"
 
 
 OWN = {
     "lockstep": Own(),
+    "lockstep-O1": Own(level="O1"),
+    "lockstep-O2": Own(level="O2"),
     "lockstep-float32": Own(dtype="float32"),
+    "lockstep-float32-O2": Own(dtype="float32", level="O2"),
     "lockstep-fast": Own(numerics="fast"),
     "lockstep-pure-bf16": Own(masters="bfloat16"),
 }
@@ -60,14 +65,21 @@ def _trainer(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> C
     compute = Compute(operators(own.numerics), getattr(torch, own.dtype))
     parameters = dict(decoder.named_parameters())
     optimizer = AdamW(parameters, OptimizerConfig(lr=rate, weight_decay=0.0), compute.ops)
+    config, rows = CompileConfig(level=own.level), len(batch.tokens)
+    run = execution(decoder, compute, parameters, optimizer, 0.0, config, rows, _tell)  # type: ignore[arg-type]
 
     def step() -> float:
-        found = step_gradient(decoder, compute, parameters, [batch], z_loss=0.0)  # type: ignore[arg-type]
+        found = run.gradient([batch], lambda: False)
         assert found is not None
-        optimizer.step(found.gradient, rate)
+        run.update(found.gradient, rate, 1.0)
         return found.loss
 
     return step
+
+
+def _tell(line: str) -> None:
+    """Standard output is what the bench reads."""
+    print(line, file=sys.stderr)
 
 
 def _pure(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:

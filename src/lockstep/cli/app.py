@@ -21,7 +21,7 @@ from lockstep.errors import LockstepError
 
 COMMANDS = (
     "train", "eval", "export", "convert", "quantize", "hash", "plan", "dryrun",
-    "serve", "chat", "generate", "bench", "config", "doctor",
+    "serve", "chat", "generate", "bench", "cache", "config", "doctor",
 )  # fmt: skip
 """Command names in the order of the help page; one is there when the file `cli/NAME.py` is. Where it is a folder, each
 file in it is a sub-command."""

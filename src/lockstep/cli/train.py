@@ -26,6 +26,15 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Optimizer steps in the whole run.")] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Train adapters of this rank instead of the model.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A layout from `lockstep plan`: plan.yaml.")] = None,
+    level: Annotated[
+        str | None, typer.Option("--compile.level", help="O0, O1 or O2: how steps are run; never a changed bit.")
+    ] = None,
+    disable_pass: Annotated[
+        list[str] | None, typer.Option("--compile.disable-pass", help="A pass to leave out; repeatable.")
+    ] = None,
+    only_pass: Annotated[
+        list[str] | None, typer.Option("--compile.only-pass", help="A pass to run and no other; repeatable.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
     resume_from: Annotated[Path | None, typer.Option(help="Go on from this checkpoint.")] = None,
     allow_changes: Annotated[
@@ -33,10 +42,10 @@ def train(
     ] = False,
 ) -> int:
     """Train or fine-tune a model on text; a stopped run goes on bit for bit with --resume."""
-    options = {"model": model, "train.out": out, "train.steps": steps, "lora.rank": lora_rank}
+    options = {"model": model, "train.out": out, "train.steps": steps, "lora.rank": lora_rank, "compile.level": level}
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
-    if data:
-        overrides.append(f"data.sources={_yaml_list(data)}")
+    lists = {"data.sources": data, "compile.disable_pass": disable_pass, "compile.only_pass": only_pass}
+    overrides += [f"{key}={_yaml_list(values)}" for key, values in lists.items() if values]
     config = _configuration(file, overrides, out, resume, resume_from)
     if plan is not None:
         config = _planned(config, plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from lockstep.config.compile import CompileConfig
 from lockstep.config.model import ModelConfig
 from lockstep.config.parallel import ParallelConfig
 from lockstep.config.section import Section
@@ -38,5 +39,7 @@ class Config(Section):
     """Low-rank adapters."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Processes and how the work is laid over them."""
+    compile: CompileConfig = Field(default_factory=CompileConfig)
+    """The level compiler."""
     serve: ServeConfig = Field(default_factory=ServeConfig)
     """The server and its engine."""

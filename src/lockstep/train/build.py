@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +58,18 @@ class Run:
         return self.base is not None
 
 
-def build(config: Config, given: Model | None, out: Path, report: Report, point: Checkpoint | None, mesh: Mesh) -> Run:
+def build(
+    config: Config,
+    given: Model | None,
+    out: Path,
+    report: Report,
+    point: Checkpoint | None,
+    mesh: Mesh,
+    note: Callable[[str], None],
+) -> Run:
     """Build a run. point: the checkpoint that will be restored into it, whose tokenizer and token file are taken
     without reading the corpus again. mesh: the ranks that train together; the first prepares the data for all.
+    note: where one-line messages go.
     Raises `LockstepError` for what does not fit together.
     """
     start = given if given is not None else _loaded(config, point)
@@ -86,7 +96,7 @@ def build(config: Config, given: Model | None, out: Path, report: Report, point:
     model = Model(decoder, tokenizer, ops, getattr(torch, config.train.dtype))
     trained = {name: p for name, p in decoder.named_parameters() if p.requires_grad and not p.is_meta}
     if part is None:
-        engine: Engine = OneProcess(model, trained, AdamW(trained, config.optimizer, ops))
+        engine: Engine = OneProcess(model, trained, AdamW(trained, config.optimizer, ops), config, note)
     else:
         if part.whole:
             part.names = list(trained)  # adapters, where the rest is frozen

@@ -80,7 +80,9 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
     with Watch(moment.here) as watch:
         watch.hold(parameters.values(), "weights")
         if part is None:
-            engine: Engine = OneProcess(model, parameters, AdamW(parameters, config.optimizer, model.ops))
+            engine: Engine = OneProcess(
+                model, parameters, AdamW(parameters, config.optimizer, model.ops), _operator_by_operator(config), print
+            )
         else:
             engine = OnMesh(mesh, part, model, parameters, config)
         optimizer = watch.live - sum(p.nbytes for p in parameters.values())
@@ -213,6 +215,11 @@ def _inputs(batches: Iterable[Batch]) -> list[Tensor]:
 def _batch(sequences: int, seq: int, vocabulary: int) -> Batch:
     tokens = torch.arange(sequences * seq) % vocabulary  # as many different ones as can be
     return Batch(tokens, tokens.clone(), Packed.of([seq] * sequences))
+
+
+def _operator_by_operator(config: Config) -> Config:
+    """The configuration at level O0, where every operator is seen."""
+    return config.model_copy(update={"compile": config.compile.model_copy(update={"level": "O0"})})
 
 
 def _check(config: Config, shape: ModelConfig, rank: int) -> None:

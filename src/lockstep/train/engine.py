@@ -8,9 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from lockstep.config import Config
 from lockstep.model import Model
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluate
+from lockstep.train.execution import Execution, execution
 from lockstep.train.optimizer import AdamW
 from lockstep.train.signals import StopRequest
 from lockstep.train.step import Compute, StepGradient, step_gradient
@@ -54,20 +56,39 @@ class Engine(Protocol):
 class OneProcess:
     """The engine of a single process."""
 
-    def __init__(self, model: Model, parameters: dict[str, nn.Parameter], optimizer: AdamW) -> None:
+    def __init__(
+        self,
+        model: Model,
+        parameters: dict[str, nn.Parameter],
+        optimizer: AdamW,
+        config: Config,
+        note: Callable[[str], None],
+    ) -> None:
+        """note: where one-line messages of the compiler go."""
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
+        self._config, self._note = config, note
+        self._execution: Execution | None = None
 
     def stopping(self, stop: StopRequest) -> bool:
         return bool(stop)
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
+        if self._execution is None and self._config.compile.level != "O0":
+            self._execution = self._compiled()
+        if self._execution is not None:
+            return self._execution.gradient(batches, stop)
         return step_gradient(self.model.decoder, self._compute, self.parameters, batches, z_loss, stop)
 
     def norm(self, found: StepGradient) -> float:
+        if self._execution is not None:
+            return self._execution.norm(found.gradient)
         return global_norm(found.gradient, self.model.ops)
 
     def update(self, found: StepGradient, lr: float, scale: float) -> None:
-        self.optimizer.step(found.gradient, lr, scale)
+        if self._execution is not None:
+            self._execution.update(found.gradient, lr, scale)
+        else:
+            self.optimizer.step(found.gradient, lr, scale)
 
     def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
         return evaluate(self.model.decoder, self._compute, data, sequences, micro_batch)
@@ -89,6 +110,13 @@ class OneProcess:
 
     def report(self) -> dict[str, object]:
         return {}
+
+    def _compiled(self) -> Execution:
+        """At the first step, so that what only looks at a run compiles nothing."""
+        train, data = self._config.train, self._config.data
+        rows = train.micro_batch * data.seq_len
+        run = (self.model.decoder, self._compute, self.parameters, self.optimizer, train.z_loss)
+        return execution(*run, self._config.compile, rows, self._note)
 
     @property
     def _compute(self) -> Compute:

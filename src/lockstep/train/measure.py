@@ -79,7 +79,7 @@ def take_turns(
         asked = _with(config, layout)
         mesh = Mesh(MeshShape.of(asked.parallel), transport)
         out = Path(asked.train.out).expanduser()
-        runs.append((asked, build(asked, None, out, lambda what, done, total: None, None, mesh)))
+        runs.append((asked, build(asked, None, out, lambda what, done, total: None, None, mesh, print)))
     seconds: list[list[float]] = [[] for _ in layouts]
     peaks: list[list[int]] = [[0] * transport.size for _ in layouts]
     sent: list[dict[str, int]] = [{} for _ in layouts]

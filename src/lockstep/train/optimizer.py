@@ -35,13 +35,18 @@ class AdamW:
     def step(self, gradients: list[Tensor], lr: float, scale: float = 1.0) -> None:
         """One update. gradients: in the order of the parameters; each is multiplied by ``scale`` first (clipping)."""
         self.step_count += 1
+        plain, decayed = (self.factors(scale, lr, decays) for decays in (False, True))
         for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
-            decay = lr * self.config.weight_decay if parameter.dim() >= 2 else 0.0
-            factors = self._factors(scale, lr, decay)
+            factors = decayed if self.decays(parameter) else plain
             self.ops.adamw(parameter, gradient, self.first[name], self.second[name], factors)
 
-    def _factors(self, scale: float, lr: float, decay: float) -> AdamWFactors:
-        c, t = self.config, self.step_count
+    def decays(self, parameter: Tensor) -> bool:
+        """Whether a parameter has weight decay."""
+        return parameter.dim() >= 2
+
+    def factors(self, scale: float, lr: float, decays: bool) -> AdamWFactors:
+        """The scalars of update number `step_count`, for parameters with or without weight decay."""
+        c, t, decay = self.config, self.step_count, lr * self.config.weight_decay if decays else 0.0
         root, rate = 1.0 / math.sqrt(1.0 - c.beta2**t), lr / (1.0 - c.beta1**t)
         return AdamWFactors(scale, c.beta1, 1.0 - c.beta1, c.beta2, 1.0 - c.beta2, root, c.eps, 1.0 - decay, rate)
 

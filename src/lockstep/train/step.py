@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.model.decoder import Decoder
 from lockstep.model.moe import Routed, balance_loss
-from lockstep.ops import Operators
+from lockstep.ops import Operators, Packed
 from lockstep.ops.tree import tree_sum
 from lockstep.train.data import Batch
 from lockstep.train.tree import GradientTree, tree_total
@@ -48,34 +48,61 @@ def step_gradient(
     """The gradient of the mean loss over all loss tokens of the global batch, or None if ``stop`` said so between
     two micro-batches. Parameters are not changed; their ``.grad`` is None before and after.
     """
-    weight = token_weight(batches)
-    balance = decoder.config.router_aux_loss / max(len(batches), 1)
-    tree = GradientTree()
+    return sum_gradients(eager(decoder, compute, parameters, z_loss, len(batches)), batches, stop)
+
+
+Shares = tuple[float, float, list[Tensor]]
+"""A micro-batch's shares of the objective, of the loss and of the gradient (in the order of the parameters)."""
+
+Micro = Callable[[Batch, float], Shares]
+"""Of a micro-batch and the weight of a loss token."""
+
+
+def sum_gradients(
+    micro: Micro,
+    batches: Sequence[Batch],
+    stop: Callable[[], bool],
+    recycle: Callable[[list[Tensor]], None] | None = None,
+) -> StepGradient | None:
+    """The shares of all micro-batches, summed by the fixed tree; None if ``stop`` said so between two of them.
+    recycle: takes gradients that were added into others."""
+    weight, tree = token_weight(batches), GradientTree(recycle)
     losses, objectives = [], []
     for batch in batches:
         if stop():
             return None
-        objective, loss = _backward(decoder, compute, batch, weight, z_loss, balance)
-        tree.push([_take_gradient(p) for p in parameters.values()])
+        objective, loss, gradient = micro(batch, weight)
+        tree.push(gradient)
         objectives.append(objective)
         losses.append(loss)
     return StepGradient(tree.total(), tree_total(losses), tree_total(objectives))
 
 
-def _backward(
-    decoder: Decoder, compute: Compute, batch: Batch, weight: float, z_loss: float, balance: float
-) -> tuple[float, float]:
-    """Run one micro-batch. Returns its shares of the objective and of the loss.
+def eager(
+    decoder: Decoder,
+    compute: Compute,
+    parameters: Mapping[str, nn.Parameter],
+    z_loss: float,
+    micro_batches: int,
+    forward: Callable[[Tensor, Packed], Tensor] | None = None,
+) -> Micro:
+    """A micro-batch through autograd. micro_batches: how many share the load-balance loss of a model with experts.
+    forward: called with tokens and their packing in the decoder's place (for models without that loss)."""
+    balance = decoder.config.router_aux_loss / max(micro_batches, 1)
 
-    balance: factor on the load-balance loss of a model with experts.
-    """
-    routed: list[Routed] | None = [] if balance else None
-    hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype, routed=routed)
-    objective, loss = shares(decoder, compute, hidden, batch, weight, z_loss)
-    if routed:
-        objective = objective + balance * balance_loss(compute.ops, routed)
-    objective.backward()
-    return float(objective.detach()), loss
+    def micro(batch: Batch, weight: float) -> Shares:
+        routed: list[Routed] | None = [] if balance else None
+        if forward is None:
+            hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype, routed=routed)
+        else:
+            hidden = forward(batch.tokens, batch.packed)
+        objective, loss = shares(decoder, compute, hidden, batch, weight, z_loss)
+        if routed:
+            objective = objective + balance * balance_loss(compute.ops, routed)
+        objective.backward()
+        return float(objective.detach()), loss, [_take_gradient(p) for p in parameters.values()]
+
+    return micro
 
 
 def shares(

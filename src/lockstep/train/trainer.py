@@ -80,7 +80,7 @@ class Trainer:
                 remove_unfinished_data(self.out / "data")
             stack.enter_context(self.display)
             point = None if start is None else locate(start, self.out)
-            self.run: Run = build(self.config, given, self.out, self.display.preparing, point, mesh)
+            self.run: Run = build(self.config, given, self.out, self.display.preparing, point, mesh, self.display.note)
             if point is not None:
                 self.position = restore(self.run, self.config, point, self.out, allow_changes)
                 self._resumed = True

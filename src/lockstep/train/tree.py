@@ -6,7 +6,7 @@ work is spread over accumulation steps can change a bit (contract C5).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,14 +23,16 @@ class GradientTree:
     aligned run of ``2 ** k`` leaves computes exactly one node of the tree.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recycle: Callable[[list[Tensor]], None] | None = None) -> None:
+        """recycle: takes tensors that were added into others."""
         self._partial: list[tuple[int, list[Tensor]]] = []
+        self._recycle = recycle or (lambda tensors: None)
 
     def push(self, gradient: list[Tensor]) -> None:
         """Add the next leaf: one tensor per parameter, owned by the tree from now on (it is added into)."""
         leaves = 1
         while self._partial and self._partial[-1][0] == leaves:
-            gradient = _add(self._partial.pop()[1], gradient)
+            gradient = self._add(self._partial.pop()[1], gradient)
             leaves *= 2
         self._partial.append((leaves, gradient))
 
@@ -38,14 +40,13 @@ class GradientTree:
         """The root; the tree is empty afterwards."""
         _, total = self._partial.pop()
         while self._partial:
-            total = _add(self._partial.pop()[1], total)
+            total = self._add(self._partial.pop()[1], total)
         return total
 
-
-def _add(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
-    for a, b in zip(left, right, strict=True):
-        a.add_(b)
-    return left
+    def _add(self, left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
+        torch._foreach_add_(left, right)
+        self._recycle(right)
+        return left
 
 
 def tree_total(values: Sequence[float]) -> float:

@@ -100,7 +100,7 @@ inline void linear_cross_entropy_op(Call& call) {
     using T = TYPE_OF(h);
     Workspace measured(nullptr);
     cross_entropy_buffers<T>(measured, rows, d, vocabulary, d_hidden, d_weight);
-    Workspace workspace(data<uint8_t>(call.result({measured.used()}, at::kByte)));
+    Workspace workspace(data<uint8_t>(call.workspace(measured.used())));
     LinearCrossEntropy<T> c = cross_entropy_buffers<T>(workspace, rows, d, vocabulary, d_hidden, d_weight);
     c.hidden = data<T>(hidden), c.targets = targets, c.token_weights = data<float>(weights);
     c.z_loss = call.number(4), c.softcap = call.number(5);

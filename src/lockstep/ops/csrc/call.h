@@ -78,6 +78,15 @@ class Call {
     results_.push_back(y);
     return y;
   }
+  // A result that nobody reads: memory to work in. The caller's may be larger.
+  Tensor workspace(int64_t bytes) {
+    if (out_) {
+      const Tensor& y = at(inputs_ + results_.size()).toTensor();
+      TORCH_CHECK(y.dim() == 1 && y.numel() >= bytes, "out: expected at least ", bytes, " bytes, got ", y.sizes());
+      bytes = y.numel();
+    }
+    return result({bytes}, at::kByte);
+  }
   Tensor result_like(const Tensor& x) { return result(x.sizes(), x.scalar_type()); }
 
   void finish() {

@@ -1,0 +1,1 @@
+"""List or clear what is kept between runs: built kernels and compiled programs."""

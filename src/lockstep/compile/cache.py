@@ -1,0 +1,118 @@
+"""The compile cache: recipes on disk, so that a second process captures nothing.
+
+An entry is one JSON file: plain lists and numbers, no code. Its name is a hash of the stage (module, shapes, dtypes,
+passes), of PyTorch's version and of the device class. Within it stands what made it: our version and a hash of the
+sources that decide what a recipe says. Where that differs, or a byte of the entry does, it is compiled again with one
+line saying so. An entry is written beside its place and renamed into it, so that processes that race each see a whole
+one or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+import lockstep
+from lockstep.compile.halves import Halves, halves_from
+from lockstep.ops import build
+from lockstep.ops.device_class import device_class
+
+_SOURCES = ("compile", "memory", "model", "ops")
+"""Rooms whose sources decide what a recipe says."""
+
+Note = Callable[[str], None]
+
+
+class Cache:
+    """Recipes in a directory, by default `lockstep/programs` under XDG_CACHE_HOME or ~/.cache."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory or programs_dir()
+
+    def load(self, key: str, note: Note) -> Halves | None:
+        """The entry of a key, or None; a line to `note` where there is one that does not count."""
+        path = self._path(key)
+        try:
+            return _read(path, key)
+        except FileNotFoundError:
+            return None
+        except _Refused as refused:
+            note(f"the compiled program {path.name} is not used: {refused}; compiling again")
+            return None
+
+    def store(self, key: str, halves: Halves, note: Note) -> None:
+        """Keep an entry. A disk that refuses costs a line, not the run."""
+        body = json.dumps(halves.tree(), separators=(",", ":"))
+        head = json.dumps({"made_by": _maker(), "key": key, "sha256": _hash(body)})
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix="new-", dir=self.directory)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(f"{head}\n{body}")
+            os.replace(name, self._path(key))
+        except OSError as error:
+            note(f"the compiled {json.loads(key)[0][0]} is not kept in {self.directory}: {error.strerror or error}")
+
+    def _path(self, key: str) -> Path:
+        name = _hash("\0".join([key, torch.__version__, device_class()]))
+        return self.directory / f"{name[:32]}.json"
+
+
+def programs_dir() -> Path:
+    """Where compiled programs lie, beside the kernels."""
+    return build.cache_dir().parent / "programs"
+
+
+def entries(directory: Path) -> Iterator[tuple[Path, str, int]]:
+    """Path, stage and bytes of every entry in a directory."""
+    for path in sorted(directory.glob("*.json")):
+        try:
+            with open(path, encoding="utf-8") as file:
+                stage = json.loads(json.loads(file.readline())["key"])[0][0]
+            yield path, stage, path.stat().st_size
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            yield path, "damaged", path.stat().st_size if path.exists() else 0
+
+
+class _Refused(Exception):
+    """An entry that does not count, and why."""
+
+
+def _read(path: Path, key: str) -> Halves:
+    try:
+        head, _, body = path.read_text(encoding="utf-8").partition("\n")
+        about = json.loads(head)
+        if about["made_by"] != _maker():
+            raise _Refused("it was made by other sources of Lockstep")
+        if about["key"] != key or about["sha256"] != _hash(body):
+            raise _Refused("it is damaged")
+        return halves_from(json.loads(body))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _Refused(f"it cannot be read ({error.strerror or error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _Refused("it is damaged") from error
+
+
+@lru_cache
+def _maker() -> str:
+    """Our version and a hash of the sources."""
+    digest, package = hashlib.sha256(), Path(lockstep.__file__).parent
+    for room in _SOURCES:
+        for file in sorted((package / room).rglob("*")):
+            if file.suffix in (".py", ".cpp", ".h"):
+                digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    return f"lockstep {version('lockstep')}, sources {digest.hexdigest()[:16]}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

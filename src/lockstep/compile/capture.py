@@ -1,0 +1,89 @@
+"""Capture: a function of tensors, forward and backward, as one graph of raw operators.
+
+The function runs once over fake tensors (shapes without memory) under `make_fx`; autograd runs inside the trace, so
+that the graph holds exactly the operators, in exactly the order, that running it eagerly would call. That is what
+makes a compiled graph give the bits of the eager one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+Function = Callable[..., tuple[Tensor, ...]]
+"""Of positional tensors, to a tuple of tensors."""
+
+
+class CannotCompile(Exception):
+    """A stage that cannot be made a program; the message says why. It runs operator by operator instead."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An input of a graph: a tensor of this shape and dtype, contiguous. differentiated: its gradient is an output.
+
+    shape: a size may be `ROWS`, the number of rows (tokens) of the batch, or `ANY`, one that no shape in the graph
+    depends on (the number of sequences).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiated: bool = False
+
+    def fake(self, rows: int) -> Tensor:
+        """An empty tensor for this many rows; under a FakeTensorMode it has no memory."""
+        sizes = [rows if size == ROWS else _SOME if size == ANY else size for size in self.shape]
+        return torch.empty(sizes, dtype=self.dtype, requires_grad=self.differentiated)
+
+
+ROWS, ANY = -1, -2
+_SOME = 5
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A captured graph: inputs, then the gradients that come in (tangents); results of the function, then the
+    gradients of the differentiated inputs.
+
+    outputs: how many results are the function's own. tangents: which of them have a gradient coming in.
+    loose: the inputs with a size that no shape in the graph may depend on.
+    """
+
+    module: fx.GraphModule
+    outputs: int
+    tangents: tuple[int, ...]
+    loose: tuple[int, ...]
+
+
+def capture(function: Function, given: Sequence[Given], rows: int, whole: bool = False) -> Joint:
+    """Trace a function for a number of rows; its backward too where an input is differentiated.
+
+    whole: the gradients that come in are ones, made within the graph. Raises whatever the function does with a
+    tensor's values (`item`, shapes that depend on data): it cannot be captured.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    loose = tuple(i for i, one in enumerate(given) if ANY in one.shape)
+    wanted = [i for i, one in enumerate(given) if one.differentiated]
+    with FakeTensorMode(), torch.set_grad_enabled(bool(wanted)):
+        inputs = [one.fake(rows) for one in given]
+        outputs = function(*inputs)
+        tangents = tuple(i for i, out in enumerate(outputs) if out.requires_grad)
+        incoming = [] if whole else [torch.empty_like(outputs[i], requires_grad=False) for i in tangents]
+
+        def joint(*tensors: Tensor) -> tuple[Tensor | None, ...]:
+            results = function(*tensors[: len(given)])
+            if not wanted:
+                return results
+            ends = [results[i] for i in tangents]
+            gradients = [torch.ones_like(end) for end in ends] if whole else tensors[len(given) :]
+            starts = [tensors[i] for i in wanted]
+            return (*results, *torch.autograd.grad(ends, starts, gradients, allow_unused=True))
+
+        module = make_fx(joint)(*inputs, *incoming)
+    return Joint(module, len(outputs), () if whole else tangents, loose)

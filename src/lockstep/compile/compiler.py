@@ -1,0 +1,140 @@
+"""The compiler: a stage to its recipes, through the cache or through capture, passes and lowering."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from lockstep.compile.cache import Cache
+from lockstep.compile.capture import CannotCompile, Function, capture
+from lockstep.compile.halves import Halves
+from lockstep.compile.partition import split
+from lockstep.compile.passes import Level, PassContext, PassReport, apply, pipeline
+from lockstep.compile.stage import Stage
+from lockstep.errors import LockstepError
+
+ROWS, MORE = 47, 79
+"""Rows that a stage is captured with. Recipes hold lines through both, so that they serve every number of rows; odd,
+and 32 apart, so that a size in blocks of rows (halves, panels of sixteen) lies on no line and is refused."""
+
+
+@dataclass
+class StageReport:
+    """What was done for one stage: seconds by phase, the passes' reports, and whether the cache had it.
+
+    before, after: the joint graph without and with the passes; None from the cache.
+    """
+
+    name: str
+    cached: bool = False
+    seconds: dict[str, float] = field(default_factory=dict)
+    passes: tuple[PassReport, ...] = ()
+    before: fx.GraphModule | None = None
+    after: fx.GraphModule | None = None
+
+
+@dataclass
+class Compiler:
+    """Compiles every kind of stage once. keep_graphs: put the graphs into the reports (then the cache is not read).
+
+    note: where one-line messages go.
+    """
+
+    level: Level
+    disable: Sequence[str] = ()
+    only: Sequence[str] = ()
+    cache: Cache | None = None
+    keep_graphs: bool = False
+    note: Callable[[str], None] = print
+    reports: list[StageReport] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time of the phases that belong to no stage: planning memory, building programs."""
+    _done: dict[str, Halves] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.level == "O0":
+            raise LockstepError("level O0 compiles nothing")
+        self.passes = pipeline(self.level, self.disable, self.only)
+
+    def compile(self, stage: Stage) -> Halves:
+        """The recipes of a stage. CannotCompile where it does something that a graph cannot hold."""
+        options = [step.name for step in self.passes]
+        key = key_text([stage.key, stage.whole, options])
+        if key not in self._done:
+            report = StageReport(stage.name)
+            self._done[key] = self._from_cache(key, report) or self._captured(stage, key, report)
+            self.reports.append(report)
+        return self._done[key]
+
+    def capture(self, stage: Stage) -> Halves:
+        """The recipes of a stage, without a cache."""
+        report = StageReport(stage.name)
+        self.reports.append(report)
+        return self._captured(stage, None, report)
+
+    @contextmanager
+    def phase(self, name: str) -> Any:
+        """Adds the time within to `seconds`."""
+        begun = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
+
+    def _from_cache(self, key: str, report: StageReport) -> Halves | None:
+        if self.cache is None or self.keep_graphs:
+            return None
+        begun = time.perf_counter()
+        found = self.cache.load(key, self.note)
+        report.seconds["cache"] = time.perf_counter() - begun
+        report.cached = found is not None
+        return found
+
+    def _captured(self, stage: Stage, key: str | None, report: StageReport) -> Halves:
+        try:
+            function = stage.function()
+            few, many = (self._at(stage, function, rows, report) for rows in (ROWS, MORE))
+            halves = few.at_any(ROWS, many, MORE)
+        except Exception as error:
+            # Whatever a stage does that tracing cannot follow (reading a value, a shape that depends on data) comes
+            # as an exception of any type; the eager operators are right in every case.
+            raise CannotCompile(f"{stage.name}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+        if self.cache is not None and key is not None:
+            self.cache.store(key, halves, self.note)
+        return halves
+
+    def _at(self, stage: Stage, function: Function, rows: int, report: StageReport) -> Halves:
+        """The recipes for one number of rows."""
+        with _timed(report, "capture"):
+            joint = capture(function, stage.given, rows, stage.whole)
+        if self.keep_graphs and rows == MORE:
+            report.before = _copy(joint.module)
+        with _timed(report, "passes"):
+            report.passes = apply(joint.module, self.passes, PassContext(forward_outputs=joint.outputs))
+        if self.keep_graphs and rows == MORE:
+            report.after = joint.module
+        with _timed(report, "lower"):
+            return split(joint)
+
+
+def key_text(key: Any) -> str:
+    """A key as text: JSON, sorted."""
+    return json.dumps(key, sort_keys=True, default=str)
+
+
+@contextmanager
+def _timed(report: StageReport, phase: str) -> Any:
+    begun = time.perf_counter()
+    yield
+    report.seconds[phase] = report.seconds.get(phase, 0.0) + time.perf_counter() - begun
+
+
+def _copy(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(module.graph, values))
+    return fx.GraphModule(module, graph)

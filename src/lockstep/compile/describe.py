@@ -1,0 +1,116 @@
+"""What a module is, as a plain value: two modules described alike compute the same function of their weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import Parameter
+
+from lockstep.model.linear import WeightCache
+
+_PLAIN = (bool, int, float, str, type(None), torch.dtype)
+
+
+def describe(module: nn.Module) -> dict[str, Any]:
+    """The module's class, its plain attributes, its parameters' shapes, and the same of every module in it.
+
+    Attributes that are other objects are described by what they hold if they are dataclasses, else by their class.
+    """
+    attributes = {k: _plain(v) for k, v in sorted(vars(module).items()) if _is_own(k, v)}
+    parameters = {k: _tensor(p) for k, p in module._parameters.items()}
+    buffers = {k: _tensor(b) for k, b in module._buffers.items()}
+    modules = {k: None if m is None else describe(m) for k, m in module._modules.items()}
+    kind = f"{type(module).__module__}.{type(module).__qualname__}"
+    return {"class": kind, **attributes, "parameters": parameters, "buffers": buffers, "modules": modules}
+
+
+class Unchanged:
+    """Notices when a module is no longer what it was: an attribute, a weight's memory, a submodule.
+
+    It looks at the objects themselves, not at a description of them, so that asking costs little.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._seen = [(owner, name, value) for owner, name, value in _held(module)]
+        self._memory = [(t, t.data_ptr(), t.requires_grad) for _, _, t in self._seen if isinstance(t, Tensor)]
+        self._sizes = [(owner, len(owner)) for owner in {id(o): o for o, _, _ in self._seen}.values()]
+
+    def __bool__(self) -> bool:
+        for owner, name, value in self._seen:
+            now = owner.get(name, _GONE)
+            if now is not value and (isinstance(value, (Tensor, nn.Module)) or now != value):
+                return False
+        return all(len(owner) == count for owner, count in self._sizes) and all(
+            t.data_ptr() == pointer and t.requires_grad == wanted for t, pointer, wanted in self._memory
+        )
+
+
+class SameWeights:
+    """Notices when a parameter is another tensor, or was written in place. Cheap enough to ask at every token."""
+
+    def __init__(self, module: nn.Module) -> None:
+        tables = [part._parameters for part in module.modules()]
+        self._seen = [(table, k, p, p._version) for table in tables for k, p in table.items() if p is not None]
+
+    def __bool__(self) -> bool:
+        return all(table.get(k) is p and p._version == version for table, k, p, version in self._seen)
+
+
+_GONE = object()
+
+
+def shell(module: nn.Module) -> nn.Module:
+    """A copy without weights: its parameters lie on the meta device, its weight caches are empty."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for tensor in [*part._parameters.values(), *part._buffers.values()]:
+            if tensor is not None:
+                hollow = tensor.detach().to("meta")
+                memo[id(tensor)] = Parameter(hollow, tensor.requires_grad) if isinstance(tensor, Parameter) else hollow
+        for value in vars(part).values():
+            if isinstance(value, WeightCache):
+                memo[id(value)] = WeightCache()
+    return copy.deepcopy(module, memo)
+
+
+def packable(module: nn.Module) -> dict[str, Any]:
+    """The parts whose `weight` can be laid out for inference and kept in their `cache`, by name."""
+    parts = module.named_modules()
+    return {name: part for name, part in parts if isinstance(getattr(part, "cache", None), WeightCache)}
+
+
+def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    for part in module.modules():
+        own = vars(part)
+        yield from ((own, k, v) for k, v in own.items() if _is_own(k, v))
+        for table in (part._parameters, part._buffers, part._modules):
+            yield from ((table, k, v) for k, v in table.items())
+
+
+def _is_own(name: str, value: Any) -> bool:
+    return not name.startswith("_") and name != "training" and not isinstance(value, WeightCache)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value if not isinstance(value, torch.dtype) else str(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Tensor):
+        return _tensor(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _tensor(value: Tensor | None) -> list[Any] | None:
+    return None if value is None else [list(value.shape), str(value.dtype), value.requires_grad]

@@ -1,0 +1,45 @@
+"""What a stage is compiled to: the recipe of its forward pass and that of its backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lockstep.compile.recipe import Recipe, merge, recipe_from
+
+
+@dataclass(frozen=True)
+class Halves:
+    """forward: the stage's inputs -> its results, then `saved` tensors. backward: the inputs that are `used` (by their
+    index), the saved tensors, the gradients of the results in `tangents` -> the gradients of the differentiated inputs.
+    """
+
+    forward: Recipe
+    backward: Recipe | None = None
+    saved: int = 0
+    used: tuple[int, ...] = ()
+    tangents: tuple[int, ...] = ()
+
+    def at_any(self, rows: int, other: Halves, more: int) -> Halves:
+        """The recipes for every number of rows, from these for `rows` and others for `more`."""
+        mine, theirs = (self.saved, self.used, self.tangents), (other.saved, other.used, other.tangents)
+        assert mine == theirs, f"what is saved for the backward pass depends on the rows: {mine}, {theirs}"
+        backward = None
+        if self.backward is not None and other.backward is not None:
+            backward = merge(self.backward, rows, other.backward, more)
+        return Halves(merge(self.forward, rows, other.forward, more), backward, *mine)
+
+    def tree(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def halves_from(tree: dict[str, Any]) -> Halves:
+    """Back from plain values; ValueError, KeyError or TypeError if they are none."""
+    return Halves(
+        recipe_from(tree["forward"]),
+        None if tree["backward"] is None else recipe_from(tree["backward"]),
+        int(tree["saved"]),
+        tuple(map(int, tree["used"])),
+        tuple(map(int, tree["tangents"])),
+    )

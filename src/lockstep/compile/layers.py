@@ -1,0 +1,54 @@
+"""The layers of a decoder as kinds: identical blocks are compiled once, and every block keeps its own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.compile.compiler import Compiler
+from lockstep.compile.halves import Halves
+from lockstep.compile.stage import Leaf, block_stage, leaves
+from lockstep.model.decoder import Block, Decoder
+from lockstep.ops import KVPages, Operators, Packed, Paged
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A block with its recipes and weights. wanted: whether the gradient of its input is asked for. slides: whether it
+    has the second of the decoder's two rotary tables."""
+
+    block: Block
+    halves: Halves
+    leaves: list[Leaf]
+    wanted: bool
+    slides: bool
+
+    @property
+    def trained(self) -> list[int]:
+        """Which of the leaves have a gradient, by index; with `wanted` before them, the backward's results."""
+        return [i for i, leaf in enumerate(self.leaves) if leaf.given.differentiated]
+
+
+def compiled_layers(
+    decoder: Decoder,
+    ops: Operators,
+    batch: Packed | Paged,
+    cache: Sequence[KVPages] | None,
+    dtype: torch.dtype,
+    compiler: Compiler,
+) -> list[Layer]:
+    """Every block of a decoder, compiled for batches of this kind; with gradients where they are recorded."""
+    full, sliding = decoder.rope_tables(batch)
+    wanted = torch.is_grad_enabled() and decoder.embed.weight.requires_grad
+    found = []
+    for i, block in enumerate(decoder.layers):
+        assert isinstance(block, Block)
+        slides = decoder.config.slides(i)
+        table = sliding if slides else full
+        stage = block_stage(block, ops, batch, table, None if cache is None else cache[i], dtype, wanted)
+        layer = Layer(block, compiler.compile(stage), leaves(block, ops, dtype), wanted, slides)
+        found.append(layer)
+        wanted = wanted or bool(layer.trained)
+    return found

@@ -1,0 +1,177 @@
+"""Programs: recipes with memory, ready to run. The C++ side is `ops/csrc/program.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.compile.recipe import Affine, Place, Recipe, View
+from lockstep.compile.workspace import sized
+from lockstep.memory.arena import plan
+
+ALIGN = 64
+"""Bytes: a cache line; every buffer begins at a multiple."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A recipe whose intermediates have their places in a scratch area of `scratch` bytes, in the lists that the C++
+    side takes: its slots are the recipe's places, then the scratch area, then the views, then the constants.
+
+    offsets: of the recipe's intermediates in it.
+    """
+
+    recipe: Recipe
+    scratch: int
+    offsets: tuple[int, ...]
+    types: list[str]
+    views: list[list[int]]
+    constants: list[str]
+    names: list[str]
+    calls: list[list[int]]
+    results: list[list[int]]
+
+
+def place(recipe: Recipe, rows: int) -> Placed:
+    """Plan the scratch area for up to so many rows (offsets are those of the largest number)."""
+    recipe = sized(recipe, rows)
+    buffers = recipe.buffers(rows)
+    arena = plan(buffers)
+    places = [*recipe.inputs, *recipe.outputs]
+    slots: dict[int, int] = {i: i for i in range(len(places))}
+    types: list[str] = []
+    views: list[list[int]] = []
+    first = len(places) + len(buffers)
+    for number, view in enumerate(recipe.views):
+        if view.base < len(places) and _is_place(view, places[view.base]):
+            slots[first + number] = view.base
+            continue
+        inner = view.base - len(places)
+        base = view.base if inner < 0 else len(places)
+        offset = (view.offset[0] + (0 if inner < 0 else arena.offsets[inner]), view.offset[1])
+        slots[first + number] = len(places) + 1 + len(views)
+        types.append(view.dtype)
+        views.append([base, *flat([offset, *view.sizes, *view.strides])])
+    after = len(places) + 1 + len(views)
+    constants = [_renumbered(text, slots) for text in recipe.constants]
+    slots |= {first + len(recipe.views) + i: after + i for i in range(len(constants))}
+    return Placed(
+        recipe, arena.peak, arena.offsets, types, views, constants,
+        [c.operator for c in recipe.calls],
+        [[slots[a] for a in c.arguments] for c in recipe.calls],
+        [[slots[r] for r in c.results] for c in recipe.calls],
+    )  # fmt: skip
+
+
+class Placer:
+    """Plans each recipe once, for up to so many rows."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self._placed = rows, dict[int, Placed]()
+
+    def __call__(self, recipe: Recipe) -> Placed:
+        if id(recipe) not in self._placed:
+            self._placed[id(recipe)] = place(recipe, self.rows)
+        return self._placed[id(recipe)]
+
+
+def flat(pairs: Sequence[Affine]) -> list[int]:
+    return [number for pair in pairs for number in pair]
+
+
+class Program:
+    """Values and calls; see `ops/csrc/program.cpp`. Running it is one call from Python."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self._raw: Any = torch.classes.lockstep.Program()
+
+    def tensor(self, tensor: Tensor) -> int:
+        """A tensor from outside, which `bind` may replace."""
+        return int(self._raw.external(tensor.detach()))
+
+    def memory(self, size: int) -> int:
+        """Memory of its own of so many bytes."""
+        return self.tensor(torch.empty(max(size, 1) + ALIGN, dtype=torch.uint8, device=self.device))
+
+    def place(self, memory: int, offset: int, place: Place) -> int:
+        """A contiguous tensor of a place's dtype and sizes at a byte offset of some memory."""
+        return int(self._raw.view(memory, place.dtype, flat([(offset, 0), *place.sizes, *contiguous(place.sizes)])))
+
+    def append(self, placed: Placed, places: Sequence[int], memory: int, offset: int = 0) -> None:
+        """The calls of a recipe on these places (inputs, then outputs); its scratch lies at a byte offset of memory."""
+        views, area = placed.views, len(places)
+        if offset:
+            views = [[v[0], v[1] + offset * (v[0] == area), *v[2:]] for v in views]
+        arguments = ([*places, memory], placed.types, views, placed.constants, placed.names, placed.calls)
+        self._raw.append(*arguments, placed.results)
+
+    def call(self, operator: str, *values: int) -> None:
+        """One more call of an operator that writes into its arguments."""
+        name, _, overload = operator.partition(".")
+        self._raw.call(name, overload, list(values), [])
+
+    def constant(self, text: str) -> int:
+        return int(self._raw.constant(text))
+
+    def bind(self, values: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        self._raw.bind(list(values), list(tensors))
+
+    def set_floats(self, values: Sequence[int], numbers: Sequence[float]) -> None:
+        self._raw.set_floats(list(values), list(numbers))
+
+    def resize(self, rows: int) -> None:
+        """From now on every size is that of so many rows."""
+        self._raw.resize(rows)
+
+    def value(self, index: int) -> Tensor:
+        found: Tensor = self._raw.tensor(index)
+        return found
+
+    def run(self, values: Sequence[int] = (), tensors: Sequence[Tensor] = ()) -> None:
+        """Bind these tensors, then run every call in order."""
+        self._raw.run_with(list(values), list(tensors))
+
+    def profile(self) -> list[float]:
+        """Run once; seconds of every call."""
+        seconds: list[float] = self._raw.profile()
+        return seconds
+
+    def __len__(self) -> int:
+        """The number of calls."""
+        return int(self._raw.size())
+
+
+def contiguous(sizes: Sequence[Affine]) -> list[Affine]:
+    """The strides of a contiguous tensor; at most one of the sizes after the first may grow with the rows."""
+    strides: list[Affine] = []
+    stride: Affine = (1, 0)
+    for size in reversed(sizes):
+        strides.append(stride)
+        if stride[1] and size[1]:
+            stride = (1, 0) if len(strides) == len(sizes) else _too_many(sizes)
+        else:
+            stride = (stride[0] * size[0], stride[0] * size[1] + stride[1] * size[0])
+    return strides[::-1]
+
+
+def _too_many(sizes: Sequence[Affine]) -> Affine:
+    from lockstep.compile.recipe import NotAffine
+
+    raise NotAffine(f"two inner sizes of {sizes} grow with the number of rows")
+
+
+def _is_place(view: View, place: Place) -> bool:
+    """Whether a view is the place as it is."""
+    same = view.dtype == place.dtype and view.sizes == place.sizes and view.offset == (0, 0)
+    return same and view.strides == tuple(contiguous(place.sizes))
+
+
+def _renumbered(text: str, slots: dict[int, int]) -> str:
+    if text[:1] != "t":
+        return text
+    return "t" + ",".join(str(slots[int(part)]) for part in text[1:].split(","))

@@ -1,0 +1,79 @@
+"""Serving: the forward pass over pages of keys and values as one program, for prefill and decode alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.compile.compiler import Compiler
+from lockstep.compile.describe import SameWeights
+from lockstep.compile.layers import compiled_layers
+from lockstep.compile.program import Placer, Program
+from lockstep.compile.stage import embedding_stage, norm_stage, tensors_of
+from lockstep.model.decoder import Decoder
+from lockstep.ops import KVPages, Operators, Paged
+
+
+class ServingProgram:
+    """A decoder's forward pass over paged sequences: up to `rows` new tokens, of any number of sequences.
+
+    One program serves every step, whatever its numbers of tokens, sequences and pages: what a step brings is bound,
+    nothing is padded or copied. The weights must be prepared (`Decoder.prepare`).
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: Operators,
+        cache: Sequence[KVPages],
+        dtype: torch.dtype,
+        compiler: Compiler,
+        rows: int,
+    ) -> None:
+        """Compiles at once; CannotCompile where that is not possible. cache: the pages of every layer."""
+        self.decoder, self.ops, self.cache, self.dtype, self.rows = decoder, ops, list(cache), dtype, rows
+        self._compiler = compiler
+        self._compile()
+
+    def __call__(self, tokens: Tensor, batch: Paged) -> Tensor:
+        """tokens int64 [T] -> hidden [T, D] after the final norm, the bits of the decoder's; overwritten by the next
+        call. More tokens than planned run operator by operator; new weights are noticed."""
+        if len(tokens) > self.rows:
+            hidden: Tensor = self.decoder(self.ops, tokens, batch, self.cache, self.dtype)
+            return hidden
+        if not self._same_weights:
+            self._compiler.note("the weights were changed after the model was compiled: compiling again")
+            self._compile()
+        self.program.resize(len(tokens))
+        self.program.run(self._bound, [tokens, *tensors_of(batch), *self.decoder.rope_tables(batch)])
+        return self.program.value(self._hidden)
+
+    def _compile(self) -> None:
+        decoder, compiler, one = self.decoder, self._compiler, torch.zeros(1, dtype=torch.int32)
+        decoder.prepare(self.ops, self.dtype)
+        batch = Paged(one, torch.tensor([0, 1], dtype=torch.int32), one[None])
+        with torch.no_grad():
+            layers = compiled_layers(decoder, self.ops, batch, self.cache, self.dtype, compiler)
+            first = compiler.compile(embedding_stage(decoder, self.ops, self.dtype)).forward
+            last = compiler.compile(norm_stage(decoder, self.ops, self.dtype)).forward
+        with compiler.phase("build"):
+            program, placer, empty = Program(), Placer(self.rows), torch.empty(0)
+            recipes = [first, *(layer.halves.forward for layer in layers), last]
+            scratch = program.memory(max(placer(recipe).scratch for recipe in recipes))
+            (stream,), (hidden,) = first.outputs, last.outputs
+            x = [program.place(program.memory(stream.bytes(self.rows)), 0, stream) for _ in range(2)]
+            tokens, tables = program.tensor(empty), [program.tensor(empty) for _ in range(2)]
+            parts = [program.tensor(empty) for _ in tensors_of(batch)]
+            program.append(placer(first), [tokens, program.tensor(decoder.embed.weight), x[0]], scratch)
+            for i, layer in enumerate(layers):
+                pages = [program.tensor(t) for t in tensors_of(self.cache[i])]
+                weights = [program.tensor(leaf.tensor) for leaf in layer.leaves]
+                inputs = [x[i % 2], *parts, tables[layer.slides], *pages, *weights]
+                program.append(placer(layer.halves.forward), [*inputs, x[(i + 1) % 2]], scratch)
+            self._hidden = program.place(program.memory(hidden.bytes(self.rows)), 0, hidden)
+            inputs = [x[len(layers) % 2], program.tensor(decoder.norm.weight), self._hidden]
+            program.append(placer(last), inputs, scratch)
+        self.program, self._bound = program, [tokens, *parts, *tables]
+        self._same_weights = SameWeights(decoder)

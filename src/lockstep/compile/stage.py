@@ -1,0 +1,217 @@
+"""Stages: what is captured. A block, the embedding, the head with its loss; each is a function of tensors alone.
+
+A stage of one kind is captured once, however many layers are of that kind. Its weights are inputs of the graph, so
+that the same recipe serves every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.compile.capture import ANY, ROWS, CannotCompile, Function, Given
+from lockstep.compile.describe import describe, packable, shell
+from lockstep.model.decoder import Block, Decoder
+from lockstep.model.linear import _PackedWeight
+from lockstep.ops import KVPages, Operators, Packed, Paged
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A function to capture. key: a plain value, equal only for stages whose graphs are equal.
+
+    function: makes the function to trace; called only where the stage must be captured, for it copies the module.
+    whole: forward and backward run as one, with gradients of 1 coming in.
+    """
+
+    name: str
+    key: Any
+    given: tuple[Given, ...]
+    function: Callable[[], Function]
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A weight of a stage: a parameter, or one field of a weight that is laid out for inference."""
+
+    name: str
+    tensor: Tensor
+    field: str | None = None
+
+    @property
+    def given(self) -> Given:
+        wanted = self.field is None and self.tensor.requires_grad and torch.is_grad_enabled()
+        return Given(self.name, tuple(self.tensor.shape), self.tensor.dtype, wanted)
+
+
+def leaves(module: nn.Module, ops: Operators, dtype: torch.dtype) -> list[Leaf]:
+    """The weights that a stage reads: its parameters; without gradients, packed weights in the place of theirs."""
+    packed = {} if torch.is_grad_enabled() else {n: _packed(p, ops, dtype) for n, p in packable(module).items()}
+    found = []
+    for name, parameter in module.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        laid_out = packed.get(owner) if leaf == "weight" else None
+        if laid_out is None:
+            found.append(Leaf(name, parameter))
+        else:
+            found += [Leaf(name, getattr(laid_out, f), f) for f in _tensor_fields(laid_out)]
+    return found
+
+
+def block_stage(
+    block: Block,
+    ops: Operators,
+    batch: Packed | Paged,
+    rope: Tensor,
+    pages: KVPages | None,
+    dtype: torch.dtype,
+    wanted: bool,
+) -> Stage:
+    """A transformer block: x, the batch's tensors, the rotary table, the pages' tensors, the weights -> x.
+
+    wanted: whether x has a gradient.
+    """
+    found = leaves(block, ops, dtype)
+    width = block.attn_norm.weight.shape[0]
+    x = Given("x", (ROWS, width), torch.float32, wanted)
+    turning = Given("rope", (ANY, *rope.shape[1:]), rope.dtype)
+    given = (x, *_batch_given(batch), turning, *_pages_given(pages), *(leaf.given for leaf in found))
+    parts, held = _count(batch), 0 if pages is None else _count(pages)
+
+    def function() -> Function:
+        hollow = shell(block)
+        assert isinstance(hollow, Block)
+        return lambda *tensors: run(hollow, *tensors)
+
+    def run(hollow: Block, *tensors: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(tensors[1:])
+        now = _with(batch, [next(rest) for _ in range(parts)])
+        table = next(rest)
+        here = None if pages is None else _with(pages, [next(rest) for _ in range(held)])
+        with _weights(hollow, found, list(rest), ops, dtype, block):
+            return (hollow(ops, tensors[0], now, table, here, dtype),)
+
+    return Stage("block", _key("block", describe(block), ops, dtype, given), given, function)
+
+
+def embedding_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:
+    """tokens, weight -> the residual stream float32 [T, D]."""
+    scale, weight = decoder.config.embedding_scale, Leaf("embed.weight", decoder.embed.weight)
+    given = (Given("tokens", (ROWS,), torch.int64), weight.given)
+
+    def run(tokens: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return (ops.embedding(tokens, weight, dtype, scale).float(),)
+
+    return Stage("embedding", _key("embedding", scale, ops, dtype, given), given, lambda: run)
+
+
+def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: float, wanted: bool) -> Stage:
+    """x, targets, token weights, the norm's weight, the head's weight -> objective, log-probabilities, and the
+    gradients of x and of both weights, all in one go."""
+    norm, hollow = decoder.norm, shell(decoder.norm)
+    weights = [Leaf("norm.weight", norm.weight), Leaf("head.weight", decoder.head_weight)]
+    x = Given("x", (ROWS, norm.weight.shape[0]), torch.float32, wanted)
+    rows = (Given("targets", (ROWS,), torch.int64), Given("token_weights", (ROWS,), torch.float32))
+    given = (x, *rows, *(leaf.given for leaf in weights))
+
+    def run(x: Tensor, targets: Tensor, token_weights: Tensor, norm_weight: Tensor, head: Tensor) -> Any:
+        hidden = torch.func.functional_call(hollow, {"weight": norm_weight}, (ops, x, dtype))
+        return ops.linear_cross_entropy(hidden, head, targets, token_weights, z_loss=z_loss)
+
+    return Stage("head", _key("loss", [describe(norm), z_loss], ops, dtype, given), given, lambda: run, whole=True)
+
+
+def norm_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:
+    """x, the norm's weight -> the final hidden states [T, D]."""
+    norm, hollow = decoder.norm, shell(decoder.norm)
+    x = Given("x", (ROWS, norm.weight.shape[0]), torch.float32)
+    given = (x, Leaf("norm.weight", norm.weight).given)
+
+    def run(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return (torch.func.functional_call(hollow, {"weight": weight}, (ops, x, dtype)),)
+
+    return Stage("norm", _key("norm", describe(norm), ops, dtype, given), given, lambda: run)
+
+
+class _weights:
+    """Within, the hollow module computes with these tensors as its weights; without gradients also as packed ones."""
+
+    def __init__(
+        self, hollow: nn.Module, found: Sequence[Leaf], tensors: list[Tensor], ops: Operators, dtype: torch.dtype,
+        real: nn.Module,
+    ) -> None:  # fmt: skip
+        self.hollow, self.parts = hollow, packable(hollow)
+        self.ops, self.dtype, self.real = ops, dtype, packable(real)
+        self.plain = {leaf.name: t for leaf, t in zip(found, tensors, strict=True) if leaf.field is None}
+        self.packed: dict[str, dict[str, Tensor]] = {}
+        for leaf, tensor in zip(found, tensors, strict=True):
+            if leaf.field is not None:
+                self.packed.setdefault(leaf.name.rpartition(".")[0], {})[leaf.field] = tensor
+
+    def __enter__(self) -> None:
+        from torch.nn.utils.stateless import _reparametrize_module
+
+        self.swap = _reparametrize_module(self.hollow, self.plain)
+        self.swap.__enter__()
+        for name, tensors in self.packed.items():
+            layer = self.parts[name]
+            real = _packed(self.real[name], self.ops, self.dtype)
+            packed = replace(real, **tensors)
+            layer.cache._entry = _PackedWeight(
+                layer.weight, layer.weight._version, self.ops.numerics, self.dtype, packed
+            )
+
+    def __exit__(self, *error: Any) -> None:
+        for name in self.packed:
+            self.parts[name].cache.clear()
+        self.swap.__exit__(*error)
+
+
+def _packed(layer: Any, ops: Operators, dtype: torch.dtype) -> Any:
+    """The layer's packed weight, or None where it has none that fits."""
+    entry = layer.cache._entry
+    return entry.packed if entry is not None and entry.fits(layer.weight, ops, dtype) else None
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors of a dataclass (a batch, pages, a packed weight), in the order of its fields."""
+    return [getattr(value, name) for name in _tensor_fields(value)]
+
+
+def _tensor_fields(value: Any) -> list[str]:
+    return [f.name for f in fields(value) if isinstance(getattr(value, f.name), Tensor)]
+
+
+def _with(value: Any, tensors: list[Tensor]) -> Any:
+    return replace(value, **dict(zip(_tensor_fields(value), tensors, strict=True)))
+
+
+def _count(value: Any) -> int:
+    return len(_tensor_fields(value))
+
+
+def _batch_given(batch: Packed | Paged) -> list[Given]:
+    """Positions have a row each; of the other tensors no shape in the graph may depend."""
+    return [
+        Given(name, (ROWS,) if name == "positions" else (ANY,) * t.dim(), t.dtype)
+        for name, t in zip(_tensor_fields(batch), tensors_of(batch), strict=True)
+    ]
+
+
+def _pages_given(pages: KVPages | None) -> list[Given]:
+    if pages is None:
+        return []
+    named = zip(_tensor_fields(pages), tensors_of(pages), strict=True)
+    return [Given(f"pages.{name}", (ANY, *t.shape[1:]), t.dtype) for name, t in named]
+
+
+def _key(name: str, what: Any, ops: Operators, dtype: torch.dtype, given: Sequence[Given]) -> Any:
+    if ops.cut:
+        raise CannotCompile("products in segments (train.canonical_tp) are not compiled yet")
+    inputs = [[one.name, list(one.shape), str(one.dtype), one.differentiated] for one in given]
+    return [name, what, ops.numerics, str(dtype), inputs]

@@ -1,0 +1,365 @@
+// Programs: a flat list of operator calls over static memory, run by one call. What `compile` makes of a graph.
+//
+// A program holds *values* (tensors, numbers) and *calls* (an operator and the indices of its arguments). A value is
+// bound from outside, constant, or derived: a view of another value, a list of values, or a whole number that grows
+// with the number of rows. Sizes, strides, byte offsets and such numbers are `a + b * rows`: `resize` derives anew, so
+// that one program serves every number of rows up to what its memory was planned for. Running does no allocation, no
+// shape computation and no autograd; the operators are entered below autograd, at the backend's kernel.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <chrono>
+#include <cstdlib>
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+using c10::IValue;
+
+struct Affine {
+  int64_t constant = 0, slope = 0;
+  int64_t at(int64_t rows) const { return constant + slope * rows; }
+};
+
+const std::unordered_map<std::string, at::ScalarType> TYPES = {
+    {"float32", at::kFloat}, {"bfloat16", at::kBFloat16}, {"float64", at::kDouble}, {"float16", at::kHalf},
+    {"int64", at::kLong},    {"int32", at::kInt},         {"int16", at::kShort},    {"int8", at::kChar},
+    {"uint8", at::kByte},    {"bool", at::kBool},
+};
+
+at::ScalarType type_named(const std::string& name) {
+  const auto found = TYPES.find(name);
+  TORCH_CHECK(found != TYPES.end(), "a program holds no tensors of type ", name);
+  return found->second;
+}
+
+std::vector<int64_t> numbers(const std::string& text) {
+  std::vector<int64_t> found;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = text.find(',', at);
+    if (end == std::string::npos) end = text.size();
+    found.push_back(std::stoll(text.substr(at, end - at)));
+    at = end + 1;
+  }
+  return found;
+}
+
+// "float32:2,3:" and two hexadecimal digits for each byte.
+Tensor tensor_of(const std::string& text) {
+  const size_t first = text.find(':'), second = text.find(':', first + 1);
+  TORCH_CHECK(first != std::string::npos && second != std::string::npos, "a constant tensor is type:sizes:bytes");
+  Tensor made = at::empty(numbers(text.substr(first + 1, second - first - 1)), type_named(text.substr(0, first)));
+  TORCH_CHECK(made.nbytes() * 2 == text.size() - second - 1, "a constant tensor of ", made.sizes(), " with ",
+              text.size() - second - 1, " digits");
+  auto* bytes = static_cast<uint8_t*>(made.data_ptr());
+  for (size_t i = 0; i < made.nbytes(); ++i)
+    bytes[i] = uint8_t(std::stoi(text.substr(second + 1 + 2 * i, 2), nullptr, 16));
+  return made;
+}
+
+// What a value is derived from.
+struct Derived {
+  enum Kind { VIEW, LIST, NUMBER } kind;
+  int64_t index;                // the value it gives
+  std::vector<int64_t> bases;   // VIEW: one; LIST: the members
+  at::ScalarType type;          // VIEW
+  Affine offset;                // VIEW: in bytes from the base's first element; NUMBER: itself
+  std::vector<Affine> sizes, strides;
+};
+
+struct Call {
+  c10::OperatorHandle op;
+  int64_t first, count;  // its arguments in `arguments_`
+  std::vector<int64_t> results;  // where its results are copied to: of an operator that cannot write into given memory
+};
+
+struct Program : torch::CustomClassHolder {
+  // A value that is bound from outside; returns its index.
+  int64_t external(const Tensor& tensor) { return add(IValue(tensor)); }
+
+  // A constant: "n" None, "b0" "b1", "i5", "f0x1p-3", "l1,2", "dbfloat16", "sum" text, "wi5" "wf0x1p-3" a number as a tensor
+  // (it takes part in no type promotion), "vfloat32:2,3:0011..." a tensor of these bytes; derived: "t3,4" a list of
+  // values, "a5,7" the number 5 + 7 rows.
+  int64_t constant(const std::string& text) {
+    TORCH_CHECK(!text.empty(), "an empty constant");
+    const std::string rest = text.substr(1);
+    switch (text[0]) {
+      case 'n': return add(IValue());
+      case 'b': return add(IValue(rest == "1"));
+      case 'i': return add(IValue(int64_t(std::stoll(rest))));
+      case 'f': return add(IValue(std::strtod(rest.c_str(), nullptr)));
+      case 'l': return add(IValue(c10::List<int64_t>(numbers(rest))));
+      case 'd': return add(IValue(int64_t(type_named(rest))));
+      case 's': return add(IValue(rest));
+      case 'w': {
+        TORCH_CHECK(rest.size() > 1, "a number as a tensor is wi or wf and the number");
+        const bool whole = rest[0] == 'i';
+        const at::Scalar scalar = whole ? at::Scalar(int64_t(std::stoll(rest.substr(1))))
+                                        : at::Scalar(std::strtod(rest.c_str() + 1, nullptr));
+        Tensor number = at::scalar_tensor(scalar, whole ? at::kLong : at::kDouble);
+        number.unsafeGetTensorImpl()->set_wrapped_number(true);
+        return add(IValue(number));
+      }
+      case 'v': return add(IValue(tensor_of(rest)));
+      case 't': return derive({Derived::LIST, 0, numbers(rest), {}, {}, {}, {}});
+      case 'a': {
+        const auto pair = numbers(rest);
+        TORCH_CHECK(pair.size() == 2, "a number of rows is a,b; got ", rest);
+        return derive({Derived::NUMBER, 0, {}, {}, {pair[0], pair[1]}, {}, {}});
+      }
+    }
+    TORCH_CHECK(false, "unknown constant ", text);
+  }
+
+  // A view of a value's memory. shape: offset, sizes and strides as pairs (constant, slope).
+  int64_t view(int64_t base, const std::string& type, const std::vector<int64_t>& shape) {
+    check(base);
+    TORCH_CHECK(shape.size() >= 2 && shape.size() % 4 == 2, "a view's shape is pairs of offset, sizes and strides");
+    const int64_t dims = (int64_t(shape.size()) - 2) / 4;
+    auto pair = [&](int64_t i) { return Affine{shape[2 * i], shape[2 * i + 1]}; };
+    Derived d{Derived::VIEW, 0, {base}, type_named(type), pair(0), {}, {}};
+    for (int64_t i = 0; i < dims; ++i) d.sizes.push_back(pair(1 + i));
+    for (int64_t i = 0; i < dims; ++i) d.strides.push_back(pair(1 + dims + i));
+    return derive(std::move(d));
+  }
+
+  void call(const std::string& name, const std::string& overload, const std::vector<int64_t>& arguments,
+            const std::vector<int64_t>& results) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+    const auto& schema = op.schema();
+    TORCH_CHECK(schema.arguments().size() == arguments.size(), name, " takes ", schema.arguments().size(),
+                " arguments, got ", arguments.size());
+    TORCH_CHECK(results.size() <= schema.returns().size(), name, " gives ", schema.returns().size(), " results");
+    for (const int64_t result : results) check(result);
+    calls_.push_back({op, int64_t(arguments_.size()), int64_t(arguments.size()), results});
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      check(arguments[i]);
+      arguments_.push_back(fitting(arguments[i], *schema.arguments()[i].type()));
+    }
+  }
+
+  // Values, views and calls of a recipe in one go: see `compile/recipe.py`. inputs: the values that it works on.
+  // Returns the index of its first view.
+  int64_t append(const std::vector<int64_t>& inputs, const std::vector<std::string>& types,
+                 const std::vector<std::vector<int64_t>>& views, const std::vector<std::string>& constants,
+                 const std::vector<std::string>& names, const std::vector<std::vector<int64_t>>& calls,
+                 const std::vector<std::vector<int64_t>>& results) {
+    TORCH_CHECK(views.size() == types.size() && calls.size() == names.size() && calls.size() == results.size(),
+                "a recipe's lists differ in length");
+    std::vector<int64_t> slots = inputs;
+    auto slot = [&](int64_t i) {
+      TORCH_CHECK(0 <= i && i < int64_t(slots.size()), "recipe slot ", i, " of ", slots.size());
+      return slots[i];
+    };
+    const int64_t first = int64_t(values_.size());
+    for (size_t i = 0; i < views.size(); ++i) {
+      TORCH_CHECK(!views[i].empty(), "a view without a base");
+      slots.push_back(view(slot(views[i][0]), types[i], {views[i].begin() + 1, views[i].end()}));
+    }
+    for (const auto& text : constants) {
+      if (text[0] != 't') {
+        slots.push_back(constant(text));
+        continue;
+      }
+      std::vector<int64_t> members = numbers(text.substr(1));
+      for (auto& member : members) member = slot(member);
+      slots.push_back(derive({Derived::LIST, 0, members, {}, {}, {}, {}}));
+    }
+    for (size_t i = 0; i < calls.size(); ++i) {
+      std::vector<int64_t> arguments, places;
+      for (const int64_t argument : calls[i]) arguments.push_back(slot(argument));
+      for (const int64_t result : results[i]) places.push_back(slot(result));
+      const size_t dot = names[i].find('.');
+      call(names[i].substr(0, dot), dot == std::string::npos ? "" : names[i].substr(dot + 1), arguments,
+           places);
+    }
+    return first;
+  }
+
+  void bind(const std::vector<int64_t>& indices, const std::vector<Tensor>& tensors) {
+    TORCH_CHECK(indices.size() == tensors.size(), indices.size(), " values for ", tensors.size(), " tensors");
+    for (size_t i = 0; i < indices.size(); ++i) {
+      check(indices[i]);
+      values_[indices[i]] = tensors[i];
+      if (has_derived_[indices[i]]) stale_ = changed_[indices[i]] = true;
+    }
+  }
+
+  void set_floats(const std::vector<int64_t>& indices, const std::vector<double>& numbers) {
+    TORCH_CHECK(indices.size() == numbers.size(), indices.size(), " values for ", numbers.size(), " numbers");
+    for (size_t i = 0; i < indices.size(); ++i) {
+      check(indices[i]);
+      values_[indices[i]] = numbers[i];
+    }
+  }
+
+  void resize(int64_t rows) {
+    if (rows == rows_) return;
+    rows_ = rows;
+    stale_ = all_changed_ = true;
+  }
+
+  Tensor tensor(int64_t index) {
+    check(index);
+    settle();
+    return values_[index].toTensor();
+  }
+
+  int64_t size() { return int64_t(calls_.size()); }
+
+  void run() {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    settle();
+    for (const auto& one : calls_) step(one);
+  }
+
+  void run_with(const std::vector<int64_t>& indices, const std::vector<Tensor>& tensors) {
+    bind(indices, tensors);
+    run();
+  }
+
+  // Seconds of every call of one run.
+  std::vector<double> profile() {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    settle();
+    std::vector<double> seconds;
+    for (const auto& one : calls_) {
+      const auto began = std::chrono::steady_clock::now();
+      step(one);
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+    }
+    return seconds;
+  }
+
+ private:
+  std::vector<IValue> values_;
+  std::vector<Derived> derived_;  // bases before what is derived from them
+  std::vector<char> has_derived_, changed_;
+  bool stale_ = false, all_changed_ = false;
+  std::vector<Call> calls_;
+  std::vector<int64_t> arguments_;
+  torch::jit::Stack stack_;
+  c10::DispatchKeySet backend_{c10::DispatchKey::CPU};
+  int64_t rows_ = 1;
+
+  int64_t add(IValue value) {
+    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number())
+      backend_ = c10::DispatchKeySet(c10::legacyExtractDispatchKey(value.toTensor().key_set()));
+    values_.push_back(std::move(value));
+    has_derived_.push_back(0);
+    changed_.push_back(0);
+    return int64_t(values_.size()) - 1;
+  }
+
+  int64_t derive(Derived d) {
+    for (const int64_t base : d.bases) {
+      check(base);
+      has_derived_[base] = 1;
+    }
+    d.index = add(IValue());
+    stale_ = changed_[d.index] = true;
+    derived_.push_back(std::move(d));
+    return derived_.back().index;
+  }
+
+  // Derive anew what rests on a value that was bound since, or on the number of rows.
+  void settle() {
+    if (!stale_) return;
+    for (const auto& d : derived_) {
+      bool now = all_changed_ || changed_[d.index];
+      for (const int64_t base : d.bases) now = now || changed_[base];
+      if (!now) continue;
+      refresh(d);
+      changed_[d.index] = true;
+    }
+    std::fill(changed_.begin(), changed_.end(), false);
+    stale_ = all_changed_ = false;
+  }
+
+  void check(int64_t index) const {
+    TORCH_CHECK(0 <= index && index < int64_t(values_.size()), "value ", index, " of ", values_.size());
+  }
+
+  void refresh(const Derived& d) {
+    if (d.kind == Derived::NUMBER) {
+      values_[d.index] = d.offset.at(rows_);
+    } else if (d.kind == Derived::LIST) {
+      c10::List<Tensor> members;
+      for (const int64_t base : d.bases) members.push_back(values_[base].toTensor());
+      values_[d.index] = std::move(members);
+    } else {
+      values_[d.index] = view_of(values_[d.bases[0]].toTensor(), d);
+    }
+  }
+
+  Tensor view_of(const Tensor& base, const Derived& d) const {
+    const int64_t size = int64_t(c10::elementSize(d.type));
+    const int64_t bytes = base.storage_offset() * int64_t(base.element_size()) + d.offset.at(rows_);
+    TORCH_CHECK(bytes % size == 0, "a view at byte ", bytes, " of a type of ", size, " bytes");
+    c10::SmallVector<int64_t, 5> sizes, strides;
+    int64_t last = 0, count = 1;
+    for (size_t i = 0; i < d.sizes.size(); ++i) {
+      sizes.push_back(d.sizes[i].at(rows_));
+      strides.push_back(d.strides[i].at(rows_));
+      last += (sizes.back() - 1) * strides.back();
+      count *= sizes.back();
+    }
+    const int64_t end = bytes + (count ? (last + 1) * size : 0);
+    TORCH_CHECK(end <= int64_t(base.storage().nbytes()), "a view of bytes ", bytes, " to ", end, " in memory of ",
+                base.storage().nbytes(), ": too many rows (", rows_, ")");
+    Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
+                                                           base.key_set(), c10::scalarTypeToTypeMeta(d.type));
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, bytes / size);
+    return made;
+  }
+
+  // A whole number where the operator takes a float: the same value as a float.
+  int64_t fitting(int64_t index, const c10::Type& type) {
+    if (values_[index].isInt() && type.kind() == c10::TypeKind::FloatType)
+      return add(IValue(double(values_[index].toInt())));
+    return index;
+  }
+
+  void step(const Call& one) {
+    stack_.clear();
+    for (int64_t i = 0; i < one.count; ++i) stack_.push_back(values_[arguments_[one.first + i]]);
+    try {
+      one.op.redispatchBoxed(backend_, &stack_);
+      for (size_t i = 0; i < one.results.size(); ++i)
+        values_[one.results[i]].toTensor().copy_(stack_[i].toTensor());
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("in call ", &one - calls_.data(), " of a program: ", one.op.operator_name()));
+      stack_.clear();
+      throw;
+    }
+    stack_.clear();
+  }
+};
+
+}  // namespace
+}  // namespace lockstep
+
+TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+  using lockstep::Program;
+  m.class_<Program>("Program")
+      .def(torch::init<>())
+      .def("external", &Program::external)
+      .def("constant", &Program::constant)
+      .def("view", &Program::view)
+      .def("call", &Program::call)
+      .def("append", &Program::append)
+      .def("bind", &Program::bind)
+      .def("set_floats", &Program::set_floats)
+      .def("resize", &Program::resize)
+      .def("tensor", &Program::tensor)
+      .def("size", &Program::size)
+      .def("run", &Program::run)
+      .def("run_with", &Program::run_with)
+      .def("profile", &Program::profile);
+}

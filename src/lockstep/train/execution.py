@@ -1,0 +1,138 @@
+"""How one process executes a step: operator by operator, block by block, or as programs (`docs/compile.md`).
+
+Every way gives the same bits. What cannot be compiled runs operator by operator, with one line saying why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch, Update
+from lockstep.config import CompileConfig
+from lockstep.model.decoder import Decoder
+from lockstep.ops import Packed
+from lockstep.train.data import Batch
+from lockstep.train.optimizer import AdamW
+from lockstep.train.step import Compute, Micro, Shares, StepGradient, eager, logprob_sum, sum_gradients
+from lockstep.train.tree import global_norm
+
+Note = Callable[[str], None]
+Stop = Callable[[], bool]
+
+
+class Execution(Protocol):
+    """What a training step is made of."""
+
+    def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
+        """The gradient of a global batch; None if ``stop`` said so between two micro-batches."""
+
+    def norm(self, gradient: list[Tensor]) -> float:
+        """The global norm; NaN or infinite if any element is."""
+
+    def update(self, gradient: list[Tensor], lr: float, scale: float) -> None:
+        """One optimizer update by the gradient times scale; the gradient is not needed any more."""
+
+
+def execution(
+    decoder: Decoder,
+    compute: Compute,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: AdamW,
+    z_loss: float,
+    config: CompileConfig,
+    rows: int,
+    note: Note,
+    cache: Cache | None = None,
+) -> Execution:
+    """The execution at the level that the configuration names. rows: the most tokens of a micro-batch. cache: None
+    takes the user's, where the configuration wants one."""
+    plain = Eager(decoder, compute, parameters, optimizer, z_loss)
+    if config.level == "O0" or compute.ops.numerics == "fast":
+        return plain
+    if cache is None and config.cache:
+        cache = Cache()
+    if decoder.config.router_aux_loss:
+        note("a load-balance loss (model.router_aux_loss) is not compiled yet: operators run one by one (O0)")
+        return plain
+    compiler = Compiler(config.level, config.disable_pass, config.only_pass, cache, note=note)
+    try:
+        if config.level == "O2":
+            return Whole(plain, compiler, rows)
+        plain.forward = Blockwise(decoder, compute.ops, compute.dtype, compiler, rows)
+    except CannotCompile as error:
+        note(f"compile.level {config.level} is not possible here, so operators run one by one (O0): {error}")
+    return plain
+
+
+class Eager:
+    """Operator by operator under autograd; with `forward` replaced, block by block."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        compute: Compute,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: AdamW,
+        z_loss: float,
+    ) -> None:
+        self.decoder, self.compute, self.parameters = decoder, compute, dict(parameters)
+        self.optimizer, self.z_loss = optimizer, z_loss
+        self.forward: Callable[[Tensor, Packed], Tensor] | None = None
+
+    def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
+        return sum_gradients(self.micro(len(batches)), batches, stop)
+
+    def micro(self, micro_batches: int) -> Micro:
+        """How one of so many micro-batches is run."""
+        return eager(self.decoder, self.compute, self.parameters, self.z_loss, micro_batches, self.forward)
+
+    def norm(self, gradient: list[Tensor]) -> float:
+        return global_norm(gradient, self.compute.ops)
+
+    def update(self, gradient: list[Tensor], lr: float, scale: float) -> None:
+        self.optimizer.step(gradient, lr, scale)
+
+
+class Whole:
+    """A micro-batch, the norm and the update as one program each. What is larger than planned runs eagerly."""
+
+    def __init__(self, eager: Eager, compiler: Compiler, rows: int) -> None:
+        self._eager, self._compiler, self._rows = eager, compiler, rows
+        self._shapes = [p.shape for p in eager.parameters.values()]
+        self._free: list[list[Tensor]] = []
+        self._norm = GlobalNorm(self._shapes, eager.compute.ops, compiler)
+        self._compile()
+
+    def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
+        if not self._program.unchanged:
+            self._compiler.note("the model was changed after it was compiled: compiling again")
+            self._compile()
+        return sum_gradients(self._micro, batches, stop, self._free.append)
+
+    def norm(self, gradient: list[Tensor]) -> float:
+        return self._norm(gradient)
+
+    def update(self, gradient: list[Tensor], lr: float, scale: float) -> None:
+        optimizer = self._eager.optimizer
+        optimizer.step_count += 1
+        self._update(gradient, *(optimizer.factors(scale, lr, decays) for decays in (False, True)))
+        self._free.append(gradient)
+
+    def _micro(self, batch: Batch, weight: float) -> Shares:
+        if len(batch.tokens) > self._rows:
+            return self._eager.micro(1)(batch, weight)
+        gradient = self._free.pop() if self._free else [torch.empty(shape) for shape in self._shapes]
+        weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
+        objective, logprobs = self._program.run(batch.tokens, batch.targets, batch.packed, weights, gradient)
+        return objective, -weight * logprob_sum(logprobs, batch.targets), gradient
+
+    def _compile(self) -> None:
+        eager, optimizer = self._eager, self._eager.optimizer
+        stage = (eager.decoder, eager.compute.ops, eager.compute.dtype, eager.parameters, eager.z_loss)
+        self._program = MicroBatch(*stage, self._compiler, self._rows)
+        decays = [optimizer.decays(p) for p in eager.parameters.values()]
+        self._update = Update(eager.parameters, optimizer.first, optimizer.second, decays)

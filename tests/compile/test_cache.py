@@ -1,0 +1,184 @@
+"""The compile cache: a second process captures nothing; nothing is loaded across a mismatch; races are safe."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.compile import Blockwise, Cache, Compiler, cache
+from lockstep.compile.cache import entries
+from lockstep.compile.halves import halves_from
+from lockstep.ops import operators
+from tests.compile.models import batch, decoder, differentiate, eager, same
+
+OPS = operators("bitwise")
+
+
+def compiled(directory, notes, dtype=torch.float32, **sizes):
+    compiler = Compiler("O1", cache=Cache(directory), note=notes.append)
+    return Blockwise(decoder("llama", **sizes), OPS, dtype, compiler, 64), compiler
+
+
+def test_an_entry_gives_the_same_recipes_and_the_same_bytes(tmp_path):
+    notes: list[str] = []
+    first, cold = compiled(tmp_path, notes)
+    second, warm = compiled(tmp_path, notes)
+    assert [r.cached for r in cold.reports] == [False]
+    assert [r.cached for r in warm.reports] == [True]
+    assert list(cold._done.values()) == list(warm._done.values())
+    tokens, targets, packed, weights = batch([20, 30])
+    found = differentiate(second.decoder, OPS, second(tokens, packed), targets, weights)
+    assert same(found, eager(first.decoder, OPS, torch.float32, [20, 30]))
+    assert not notes
+
+
+@pytest.mark.parametrize("change", [{"dtype": torch.bfloat16}, {"hidden_size": 32}, {"norm_eps": 1e-3}])
+def test_another_dtype_shape_or_option_is_another_entry(tmp_path, change):
+    notes: list[str] = []
+    compiled(tmp_path, notes)
+    _, compiler = compiled(tmp_path, notes, **change)
+    assert not compiler.reports[0].cached
+    assert not notes
+    assert len(list(entries(tmp_path))) == 2
+
+
+def test_other_passes_are_another_entry(tmp_path):
+    compiled(tmp_path, [])
+    compiler = Compiler("O1", disable=["dead-code"], cache=Cache(tmp_path))
+    Blockwise(decoder("llama"), OPS, torch.float32, compiler, 64)
+    assert not compiler.reports[0].cached
+
+
+def _cut(text: str) -> str:
+    return text[: len(text) // 2]
+
+
+def _flip(text: str) -> str:
+    at = text.rindex('"aten::')
+    return text[:at] + '"aten:;' + text[at + 7 :]
+
+
+@pytest.mark.parametrize(
+    "damage", [_cut, _flip, lambda text: "", lambda text: "{}\n{}", lambda text: "\x00\xff" + text]
+)
+def test_a_damaged_entry_is_compiled_again_with_one_line(tmp_path, damage):
+    notes: list[str] = []
+    compiled(tmp_path, notes)
+    (entry, *_), *_ = entries(tmp_path)
+    entry.write_text(damage(entry.read_text()))
+    _, compiler = compiled(tmp_path, notes)
+    assert not compiler.reports[0].cached
+    assert len(notes) == 1
+    assert "damaged; compiling again" in notes[0]
+    _, compiler = compiled(tmp_path, notes)
+    assert compiler.reports[0].cached, "it was written anew"
+
+
+def test_an_entry_of_other_sources_is_compiled_again_with_one_line(tmp_path, monkeypatch):
+    notes: list[str] = []
+    compiled(tmp_path, notes)
+    monkeypatch.setattr(cache, "_maker", lambda: "lockstep 9.9, sources 123")
+    _, compiler = compiled(tmp_path, notes)
+    assert not compiler.reports[0].cached
+    assert len(notes) == 1
+    assert "other sources" in notes[0]
+
+
+@pytest.mark.parametrize("what", ["torch", "device"])
+def test_another_torch_or_device_class_is_another_entry(tmp_path, monkeypatch, what):
+    compiled(tmp_path, [])
+    if what == "torch":
+        monkeypatch.setattr(torch, "__version__", "9.9.9")
+    else:
+        monkeypatch.setattr(cache, "device_class", lambda: "cpu-other")
+    notes: list[str] = []
+    assert not compiled(tmp_path, notes)[1].reports[0].cached
+    assert not notes
+
+
+def test_the_sources_of_every_room_count(monkeypatch, tmp_path):
+    cache._maker.cache_clear()
+    before = cache._maker()
+    for room in ("compile", "memory", "model", "ops"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "a.py").write_text("x = 1")
+    monkeypatch.setattr(cache.lockstep, "__file__", str(tmp_path / "__init__.py"))
+    found = {before}
+    for room in ("compile", "memory", "model", "ops"):
+        (tmp_path / room / "a.py").write_text("x = 2")
+        cache._maker.cache_clear()
+        found.add(cache._maker())
+    cache._maker.cache_clear()
+    assert len(found) == 5
+
+
+def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    notes: list[str] = []
+    compiled(tmp_path / "file", notes)
+    assert any("is not kept" in note for note in notes)
+
+
+def _race(directory: str, go: float) -> None:
+    halves = halves_from(json.loads((Path(directory) / "source").read_text()))
+    time.sleep(max(go - time.time(), 0))
+    shared = Cache(Path(directory))
+    for _ in range(30):
+        shared.store('[["block"]]', halves, pytest.fail)
+        assert shared.load('[["block"]]', pytest.fail) == halves
+
+
+def test_processes_that_race_see_whole_entries(tmp_path):
+    _, compiler = compiled(tmp_path / "other", [])
+    (halves,) = compiler._done.values()
+    (tmp_path / "source").write_text(json.dumps(halves.tree()))
+    context = multiprocessing.get_context("spawn")
+    racers = [context.Process(target=_race, args=(str(tmp_path), time.time() + 6)) for _ in range(2)]
+    for racer in racers:
+        racer.start()
+    for racer in racers:
+        racer.join()
+    assert [racer.exitcode for racer in racers] == [0, 0]
+    assert not list(tmp_path.glob("new-*"))
+
+
+PROCESS = """
+import sys, torch
+from tests.compile.test_cache import compiled
+from pathlib import Path
+block, compiler = compiled(Path(sys.argv[1]), [])
+print([r.cached for r in compiler.reports])
+"""
+
+
+def test_a_second_process_captures_nothing(tmp_path):
+    answers = []
+    for _ in range(2):
+        command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+        answers.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    assert answers == ["[False]", "[True]"]
+
+
+def test_the_commands_list_and_clear(tmp_path, monkeypatch, capsys):
+    from lockstep.cli.app import run
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled(tmp_path / "lockstep" / "programs", [])
+    (tmp_path / "lockstep" / "ext" / "avx2-0123").mkdir(parents=True)
+    assert run(["cache", "ls"]) == 0
+    listed = capsys.readouterr().out
+    assert "block" in listed
+    assert "avx2-0123" in listed
+    assert run(["cache", "clear", "--programs"]) == 0
+    assert "removed 1 entries" in capsys.readouterr().out
+    assert not list(entries(tmp_path / "lockstep" / "programs"))
+    assert (tmp_path / "lockstep" / "ext" / "avx2-0123").exists()
+    assert run(["cache", "clear"]) == 0
+    assert not (tmp_path / "lockstep" / "ext").exists()

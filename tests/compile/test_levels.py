@@ -1,0 +1,131 @@
+"""O0 = O1 = O2 in bytes (contract C3): loss, log-probabilities and every gradient, for every family and batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.compile import Blockwise, Compiler, MicroBatch
+from lockstep.memory.arena import lower_bound, without_reuse
+from lockstep.memory.overlap import check
+from lockstep.model.lora import add_lora
+from lockstep.ops import operators
+from tests.compile.models import DTYPES, FAMILIES, batch, decoder, differentiate, eager, same
+
+OPS = operators("bitwise")
+BATCHES = ([5, 17, 40], [1], [2, 2], [96])
+"""Lengths of sequences: one compiled program serves them all."""
+
+
+def whole(made, compiler, dtype, rows=96, z_loss=0.0):
+    parameters = {name: p for name, p in made.named_parameters() if p.requires_grad}
+    return MicroBatch(made, OPS, dtype, parameters, z_loss, compiler, rows)
+
+
+def run(program, made, lengths):
+    tokens, targets, packed, weights = batch(lengths)
+    gradients = [torch.full_like(p, torch.nan) for p in made.parameters() if p.requires_grad]
+    objective, logprobs = program.run(tokens, targets, packed, weights, gradients)
+    return [torch.tensor(objective, dtype=torch.float32), logprobs.clone(), *gradients]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_level_gives_the_same_bytes(family, dtype):
+    made = decoder(family)
+    compiler = Compiler("O2")
+    blockwise, program = Blockwise(made, OPS, dtype, compiler, 96), whole(made, compiler, dtype, z_loss=0.1)
+    for lengths in BATCHES:
+        expected = eager(made, OPS, dtype, lengths, z_loss=0.1)
+        tokens, targets, packed, weights = batch(lengths)
+        assert same(differentiate(made, OPS, blockwise(tokens, packed), targets, weights, 0.1), expected)
+        assert same(run(program, made, lengths), expected)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "down_proj"], ["v_proj"]])
+def test_adapters_train_with_the_same_bytes(targets):
+    made = decoder("llama", tie_embeddings=False)
+    add_lora(made, 4, 8.0, targets)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name.endswith("lora.b"):
+                parameter.normal_()
+    compiler = Compiler("O2")
+    blockwise, program = Blockwise(made, OPS, torch.bfloat16, compiler, 96), whole(made, compiler, torch.bfloat16)
+    # The first block's input has no gradient: it is another kind than the others.
+    assert [report.name for report in compiler.reports].count("block") == 2
+    expected = eager(made, OPS, torch.bfloat16, [20, 30])
+    tokens, labels, packed, weights = batch([20, 30])
+    assert same(differentiate(made, OPS, blockwise(tokens, packed), labels, weights), expected)
+    assert same(run(program, made, [20, 30]), expected)
+
+
+def test_identical_blocks_are_captured_once_and_others_are_not_merged():
+    compiler = Compiler("O1")
+    Blockwise(decoder("llama", num_layers=6), OPS, torch.float32, compiler, 32)
+    assert [report.name for report in compiler.reports] == ["block"]
+    windows = Compiler("O1")
+    Blockwise(decoder("gemma3"), OPS, torch.float32, windows, 32)
+    assert [report.name for report in windows.reports] == ["block", "block"], "sliding and full layers"
+
+
+def test_a_step_dispatches_no_operator_from_python():
+    class Count(TorchDispatchMode):
+        names: list[str] = []  # noqa: RUF012
+
+        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*arguments, **(kwargs or {}))
+
+    counts = []
+    for layers in (2, 6):
+        made = decoder("llama", num_layers=layers)
+        program = whole(made, Compiler("O2"), torch.float32)
+        tokens, targets, packed, weights = batch([30])
+        gradients = [torch.empty_like(p) for p in made.parameters()]
+        with Count() as counted:
+            counted.names.clear()
+            program.run(tokens, targets, packed, weights, gradients)
+        assert not any("lockstep" in name for name in counted.names), counted.names
+        # What is left touches what comes in and goes out: a detach of every tensor that is bound.
+        counts.append(len([name for name in counted.names if "detach" not in name]))
+    assert counts[0] == counts[1] <= 4
+
+
+def test_the_memory_plan_is_sound_and_small():
+    program = whole(decoder("llama", num_layers=8), Compiler("O2"), torch.bfloat16, rows=512)
+    buffers, arena = program.memory.plan()
+    assert check(buffers, arena) == []
+    assert arena.peak <= 1.05 * lower_bound(buffers)
+    assert arena.peak <= 0.6 * without_reuse(buffers)
+
+
+def test_a_change_after_compiling_is_noticed():
+    made, notes = decoder("mistral"), []
+    compiler = Compiler("O2", note=notes.append)
+    blockwise, program = Blockwise(made, OPS, torch.float32, compiler, 96), whole(made, compiler, torch.float32)
+    tokens, targets, packed, weights = batch([40])
+    blockwise(tokens, packed)
+    assert not notes
+    assert program.unchanged
+    made.layers[1].attn.window = 3
+    assert not program.unchanged
+    expected = eager(made, OPS, torch.float32, [40])
+    assert same(differentiate(made, OPS, blockwise(tokens, packed), targets, weights), expected)
+    assert "changed after it was compiled" in notes[0]
+    made.layers[0].mlp.up.weight = torch.nn.Parameter(made.layers[0].mlp.up.weight.detach().clone())
+    assert same(
+        differentiate(made, OPS, blockwise(tokens, packed), targets, weights), eager(made, OPS, torch.float32, [40])
+    )
+    assert len(notes) == 2
+
+
+def test_weights_written_in_place_are_no_change():
+    made = decoder("llama")
+    program = whole(made, Compiler("O2"), torch.float32)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(0.5)
+    assert program.unchanged
+    assert same(run(program, made, [40]), eager(made, OPS, torch.float32, [40]))

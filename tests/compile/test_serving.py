@@ -1,0 +1,83 @@
+"""The serving program gives the decoder's bytes for prefill, chunks and decode, and leaves the same pages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.compile import Compiler, ServingProgram
+from lockstep.ops import KVPages, Paged, operators
+from tests.compile.models import DTYPES, FAMILIES, decoder, same
+
+OPS = operators("bitwise")
+PAGES = 12
+
+
+def pages(made, dtype):
+    config = made.config
+    return [KVPages.zeros(PAGES, config.num_kv_heads, config.head_dim, dtype) for _ in made.layers]
+
+
+def step(sequences: list[tuple[int, int, list[int]]]) -> tuple[torch.Tensor, Paged]:
+    """A step of sequences (first position, new tokens, pages)."""
+    positions = [p for first, count, _ in sequences for p in range(first, first + count)]
+    starts = torch.tensor([0, *(count for _, count, _ in sequences)]).cumsum(0)
+    table = torch.zeros(len(sequences), max(len(held) for *_, held in sequences), dtype=torch.int32)
+    for row, (*_, held) in zip(table, sequences, strict=True):
+        row[: len(held)] = torch.tensor(held)
+    tokens = torch.tensor(positions) * 7 % 96
+    return tokens, Paged(torch.tensor(positions, dtype=torch.int32), starts.to(torch.int32), table)
+
+
+STEPS = [
+    [(0, 40, [1]), (0, 7, [2])],
+    [(40, 1, [1]), (7, 1, [2])],
+    [(8, 1, [2])],
+    [(41, 60, [1, 3]), (9, 1, [2]), (0, 5, [4])],
+    [(101, 1, [1, 3]), (10, 1, [2]), (5, 1, [4])],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype):
+    made = decoder(family)
+    mine, theirs = pages(made, dtype), pages(made, dtype)
+    made.prepare(OPS, dtype)
+    program = ServingProgram(made, OPS, mine, dtype, Compiler("O2"), 66)
+    with torch.inference_mode():
+        for sequences in STEPS:
+            tokens, paged = step(sequences)
+            expected = made(OPS, tokens, paged, theirs, dtype)
+            assert same([program(tokens, paged)], [expected])
+    assert same([t for p in mine for t in (p.k, p.v)], [t for p in theirs for t in (p.k, p.v)])
+
+
+class TestAnyStep:
+    made = decoder("qwen3").requires_grad_(False)
+    cache = pages(made, torch.float32)
+    program = ServingProgram(made, OPS, cache, torch.float32, Compiler("O2"), 32)
+
+    @settings(max_examples=40)
+    @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=6))
+    @torch.inference_mode()
+    def test_any_step_up_to_and_beyond_the_planned_rows(self, sequences):
+        tokens, paged = step([(first, count, [2 * i, 2 * i + 1]) for i, (first, count) in enumerate(sequences)])
+        before = [KVPages(p.k.clone(), p.v.clone()) for p in self.cache]
+        found = self.program(tokens, paged).clone()
+        assert same([found], [self.made(OPS, tokens, paged, before, torch.float32)])
+
+
+def test_a_new_weight_is_noticed():
+    made, notes = decoder("llama"), []
+    program = ServingProgram(made, OPS, pages(made, torch.float32), torch.float32, Compiler("O2", note=notes.append), 8)
+    tokens, paged = step([(0, 5, [1])])
+    with torch.no_grad():
+        program(tokens, paged)
+        made.layers[1].mlp.up.weight.mul_(2.0)
+        made.prepare(OPS, torch.float32)
+        expected = made(OPS, tokens, paged, pages(made, torch.float32), torch.float32)
+        assert same([program(tokens, paged)], [expected])
+    assert "weights were changed" in notes[0]
