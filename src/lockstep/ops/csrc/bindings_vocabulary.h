@@ -51,6 +51,12 @@ inline void log_softmax_op(Call& call) {
   log_softmax(data<float>(logits), data<float>(y), logits.size(0), logits.size(1));
 }
 
+inline void softcap_op(Call& call) {
+  const Tensor& logits = call.tensor(0);
+  Tensor y = call.result_like(logits);
+  softcap(data<float>(logits), call.number(1), data<float>(y), logits.numel());
+}
+
 // Consecutive arrays within the bytes of a workspace, each on a cache line of its own.
 class Workspace {
  public:
@@ -128,6 +134,7 @@ inline void register_vocabulary(torch::Library& m) {
   OPERATOR(m, embedding_backward);
   OPERATOR(m, log_sum_exp);
   OPERATOR(m, log_softmax);
+  OPERATOR(m, softcap);
   OPERATOR(m, linear_cross_entropy);
   OPERATOR(m, scaled);
 }

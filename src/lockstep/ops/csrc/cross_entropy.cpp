@@ -17,7 +17,7 @@ template <typename T>
 void forward_rows(const LinearCrossEntropy<T>& c, int64_t first, int64_t count) {
   gemm<T, float>(c.hidden + first * c.width, c.width, 1, c.columns, nullptr, c.logits, count, c.vocabulary, c.width,
                  false);
-  if (c.softcap > 0.0f) softcap(c.logits, c.softcap, count * c.vocabulary);
+  if (c.softcap > 0.0f) softcap(c.logits, c.softcap, c.logits, count * c.vocabulary);
   log_sum_exp(c.logits, c.lse, count, c.vocabulary);
   if (c.entropies) entropies(c.logits, c.lse, c.entropies + first, count, c.vocabulary);
   for (int64_t i = 0; i < count; i++) {

@@ -142,8 +142,8 @@ void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabula
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary);
 // - sum of p log p: the entropy of a row's distribution in nats.
 void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary);
-// logits = cap * tanh(logits / cap), in place.
-void softcap(float* logits, float cap, int64_t count);
+// y = cap * tanh(logits / cap); y may be logits.
+void softcap(const float* logits, float cap, float* y, int64_t count);
 // d_logits = weight * ((1 + 2 z lse) softmax - onehot(target)), through the soft cap if there is one; zero rows where
 // target < 0.
 template <typename T>

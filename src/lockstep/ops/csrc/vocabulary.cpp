@@ -62,10 +62,10 @@ void entropies(const float* logits, const float* lse, float* y, int64_t rows, in
   }
 }
 
-void softcap(float* logits, float cap, int64_t count) {
+void softcap(const float* logits, float cap, float* y, int64_t count) {
 #pragma omp parallel for schedule(static) if (count > GRAIN)
   for (int64_t j = 0; j < count; j += 16)
-    store_part(capped(load_part(logits + j, count - j), cap), logits + j, count - j);
+    store_part(capped(load_part(logits + j, count - j), cap), y + j, count - j);
 }
 
 template <typename T>

@@ -36,6 +36,12 @@ def log_softmax(logits: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
 
+@define("softcap(Tensor logits, float cap) -> Tensor")
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap), float32 of any shape."""
+    return torch.empty_like(logits)
+
+
 @define(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor targets, Tensor token_weights, float z_loss, "
     "float softcap, bool entropy, bool hidden_gradient, bool weight_gradient) "

@@ -1,0 +1,169 @@
+"""Contract C1 and C2 as a property: whatever shares the batch, however it is cut, wherever its pages lie, by any number
+of threads and over any cached prefix, a token's logits have the bytes of the training forward of its sequence alone.
+
+More examples: pytest -m slow tests/model/test_any_batch.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lockstep.model import Model, load
+from lockstep.model.decoder import make_pages
+from lockstep.ops import PAGE, Packed, Paged
+from tests.model.tiny import same_bytes, tiny
+
+FAMILIES = [
+    "llama3", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+    "deepseek_v3 absorbed",
+]  # fmt: skip
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def models(request, tmp_path_factory) -> dict[str, Model]:
+    name, _, form = request.param.partition(" ")
+    path = tmp_path_factory.mktemp("model")
+    tiny(name).save_pretrained(path)
+    if form:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, "mla_form": form}))
+    return {dtype: load(path, dtype=dtype) for dtype in DTYPES}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """lengths of the sequences and the chunks of each; threads; padding: rows of a sequence that nobody asked for, in
+    every pass; seed: of the tokens and of where pages lie; follower: tokens of a last sequence that begins with the
+    first one's whole pages, taken from the cache."""
+
+    dtype: str
+    lengths: list[int]
+    chunks: list[list[int]]
+    threads: int
+    padding: int
+    seed: int
+    follower: int
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> Drawn:
+    lengths = draw(st.lists(st.integers(1, 100), min_size=1, max_size=3))
+    chunks = []
+    for n in lengths:
+        cuts = sorted(set(draw(st.lists(st.integers(1, n), max_size=4))) | {n})
+        chunks.append([b - a for a, b in zip([0, *cuts], cuts, strict=False)])
+    return Drawn(
+        draw(st.sampled_from(sorted(DTYPES))), lengths, chunks, draw(st.sampled_from([1, 2, 4])),
+        draw(st.integers(0, 3)), draw(st.integers(0, 1000)), draw(st.integers(1, 20)),
+    )  # fmt: skip
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def forward(model: Model, tokens: list[int], batch: Packed | Paged, cache: list | None = None) -> Tensor:
+    hidden = model.decoder(model.ops, torch.tensor(tokens), batch, cache, model.dtype)
+    return model.decoder.head(model.ops, hidden)
+
+
+def packed(model: Model, sequences: list[list[int]], padding: int) -> list[Tensor]:
+    """All sequences in one training batch, with a sequence of padding at its end."""
+    members = [*sequences, *([[0] * padding] if padding else [])]
+    lengths = [len(s) for s in members]
+    return list(forward(model, list(chain(*members)), Packed.of(lengths)).split(lengths)[: len(sequences)])
+
+
+class Pages:
+    """Pages in an order drawn by a seed, full of NaN where nothing was written; one more for the padding."""
+
+    def __init__(self, model: Model, count: int, seed: int) -> None:
+        self.cache = make_pages(model.config, count + 1, lambda shape: torch.full(shape, torch.nan, dtype=model.dtype))
+        self.free = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed)).tolist()
+
+    def take(self, length: int) -> list[int]:
+        return [self.free.pop() for _ in range(-(-length // PAGE))]
+
+
+def advance(
+    model: Model, pages: Pages, parts: list[tuple[list[int], int, list[int]]], spare: int, padding: int
+) -> list[Tensor]:
+    """One pass. parts: tokens, the position of the first, the sequence's pages. Logits of each part."""
+    members = [*parts, *([([0] * padding, 0, [spare])] if padding else [])]
+    sizes = [len(tokens) for tokens, _, _ in members]
+    positions = torch.cat([torch.arange(at, at + n) for (_, at, _), n in zip(members, sizes, strict=True)])
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    width = max(len(table) for _, _, table in members)
+    table = torch.tensor([t + [0] * (width - len(t)) for _, _, t in members])
+    batch = Paged(*(x.to(torch.int32) for x in (positions, starts, table)))
+    tokens = [token for part, _, _ in members for token in part]
+    return list(forward(model, tokens, batch, pages.cache).split(sizes)[: len(parts)])
+
+
+def paged(model: Model, sequences: list[list[int]], d: Drawn) -> list[Tensor]:
+    """Chunks of all sequences side by side, as long as each has some; then the follower, from the cached prefix."""
+    *first, follower = sequences
+    pages = Pages(model, sum(-(-len(s) // PAGE) for s in sequences), d.seed)
+    spare = pages.free.pop()
+    tables = [pages.take(len(s)) for s in first]
+    rows: list[list[Tensor]] = [[] for _ in first]
+    at = [0] * len(first)
+    for step in range(max(map(len, d.chunks))):
+        live = [i for i, chunks in enumerate(d.chunks) if step < len(chunks)]
+        parts = [(first[i][at[i] : at[i] + d.chunks[i][step]], at[i], tables[i]) for i in live]
+        for i, logits in zip(live, advance(model, pages, parts, spare, d.padding), strict=True):
+            rows[i].append(logits)
+            at[i] += len(logits)
+    shared = len(first[0]) // PAGE
+    table = tables[0][:shared] + pages.take(len(follower) - shared * PAGE)
+    rest = (follower[shared * PAGE :], shared * PAGE, table)
+    (last,) = advance(model, pages, [rest], spare, d.padding)
+    return [torch.cat(parts) for parts in rows] + [last]
+
+
+@torch.no_grad()
+def check(models: dict[str, Model], d: Drawn) -> None:
+    model = models[d.dtype]
+    generator = torch.Generator().manual_seed(d.seed)
+    sequences = [torch.randint(0, 96, (n,), generator=generator).tolist() for n in d.lengths]
+    shared = len(sequences[0]) // PAGE * PAGE
+    tail = torch.randint(0, 96, (d.follower,), generator=generator).tolist()
+    sequences.append(sequences[0][:shared] + tail)
+    with threads(1):
+        alone = [model.logits(s) for s in sequences]
+    with threads(d.threads):
+        together, cut = packed(model, sequences, d.padding), paged(model, sequences, d)
+    for i, expected in enumerate(alone):
+        assert same_bytes(together[i], expected), f"sequence {i} in a packed batch"
+        assert same_bytes(cut[i], expected[len(expected) - len(cut[i]) :]), f"sequence {i} in pages"
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(d=drawn())
+def test_any_batch(models: dict[str, Model], d: Drawn) -> None:
+    check(models, d)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(d=drawn())
+def test_any_batch_with_more_examples(models: dict[str, Model], d: Drawn) -> None:
+    check(models, d)
