@@ -24,7 +24,7 @@ from lockstep.ops import PAGE, Packed, Paged
 from tests.model.tiny import same_bytes, tiny
 
 FAMILIES = [
-    "llama3", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
+    "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
     "deepseek_v3 absorbed",
 ]  # fmt: skip
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -36,6 +36,14 @@ CONFIGS: dict[str, Any] = {
     "qwen2": lambda: t.Qwen2Config(**SIZES, rope_theta=1e6),
     "qwen2-window": lambda: t.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=7, max_window_layers=1),
     "qwen3": lambda: t.Qwen3Config(**SIZES, head_dim=32, tie_word_embeddings=True),
+    "gemma2": lambda: t.Gemma2Config(
+        **SIZES,
+        head_dim=32,
+        sliding_window=7,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
     "gemma3": lambda: t.Gemma3TextConfig(
         **{**SIZES, "num_hidden_layers": 7}, head_dim=32, sliding_window=7, query_pre_attn_scalar=24
     ),

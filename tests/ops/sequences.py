@@ -7,7 +7,14 @@ from lockstep.ops import PAGE, KVPages, Operators, Paged
 
 
 def paged_outputs(
-    ops: Operators, q: Tensor, k: Tensor, v: Tensor, chunks: list[int], window: int | None = None, fill: float = 0.0
+    ops: Operators,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunks: list[int],
+    window: int | None = None,
+    fill: float = 0.0,
+    softcap: float = 0.0,
 ) -> Tensor:
     """The attention output [T, H, d] of a sequence computed chunk by chunk; pages start full of `fill`."""
     length = len(q)
@@ -23,7 +30,7 @@ def paged_outputs(
         positions = torch.arange(at, at + chunk, dtype=torch.int32)
         batch = Paged(positions, torch.tensor([0, chunk], dtype=torch.int32), table)
         ops.write_kv(k[rows], v[rows], pages, batch)
-        outputs.append(ops.paged_attention(q[rows], pages, batch, 0.2, window))
+        outputs.append(ops.paged_attention(q[rows], pages, batch, 0.2, window, softcap))
         at += chunk
     assert at == length
     return torch.cat(outputs)

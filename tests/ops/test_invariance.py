@@ -100,10 +100,11 @@ def chunked(total: int, cuts: list[int]) -> list[int]:
     heads=st.sampled_from([(1, 1), (3, 1), (4, 2), (8, 1)]),
     cuts=st.lists(st.integers(1, 159), max_size=6),
     fill=st.sampled_from([0.0, float("nan")]),
+    softcap=st.sampled_from([0.0, 0.5]),
 )  # fmt: skip
 def test_attention_paths(
     lengths: list[int], which: int, dtype: torch.dtype, count: int, window: int | None, heads: tuple[int, int],
-    cuts: list[int], fill: float,
+    cuts: list[int], fill: float, softcap: float,
 ) -> None:  # fmt: skip
     """A sequence in a packed batch, alone, in prefill chunks over stale pages: the same bytes."""
     which %= len(lengths)
@@ -111,12 +112,12 @@ def test_attention_paths(
     q = randn(0, total, heads[0], 32, dtype=dtype)
     k, v = randn(1, total, heads[1], 32, dtype=dtype), randn(2, total, heads[1], 32, dtype=dtype)
     with threads(count):
-        batch = OPS.attention(q, k, v, Packed.of(lengths), 0.2, window)
+        batch = OPS.attention(q, k, v, Packed.of(lengths), 0.2, window, softcap)
     start = sum(lengths[:which])
     rows = slice(start, start + n)
-    alone = OPS.attention(q[rows], k[rows], v[rows], Packed.of([n]), 0.2, window)
+    alone = OPS.attention(q[rows], k[rows], v[rows], Packed.of([n]), 0.2, window, softcap)
     assert differing(batch[rows], alone) == 0
-    paged = paged_outputs(OPS, q[rows], k[rows], v[rows], chunked(n, cuts), window, fill)
+    paged = paged_outputs(OPS, q[rows], k[rows], v[rows], chunked(n, cuts), window, fill, softcap)
     assert differing(paged, alone) == 0
 
 

@@ -108,6 +108,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "embedding_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 5, 1.5),
     "log_sum_exp": lambda: (randn(0, 7, 20),),
     "log_softmax": lambda: (randn(0, 7, 20),),
+    "softcap": lambda: (randn(0, 7, 20), 0.7),
     "linear_cross_entropy": lambda: (
         half(0, 3, 20), randn(1, 50, 20), torch.tensor([-1, 49, 3]), randn(2, 3), 0.1, 5.0, True, True, True,
     ),

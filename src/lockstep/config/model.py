@@ -104,6 +104,10 @@ class ModelConfig(Section):
     """A sliding layer's query sees the last this many positions, itself included. None: no layer slides."""
     layer_windows: Annotated[tuple[bool, ...], BeforeValidator(_as_tuple)] | None = None
     """One entry per layer: whether it slides. None: all do when sliding_window is set (Mistral)."""
+    attention_softcap: float | None = Field(default=None, gt=0)
+    """Scores become attention_softcap * tanh(score / attention_softcap) (Gemma 2). None: they do not."""
+    logit_softcap: float | None = Field(default=None, gt=0)
+    """Logits become logit_softcap * tanh(logit / logit_softcap) (Gemma 2). None: they do not."""
     attention_scale: float | None = Field(default=None, gt=0)
     """Factor on q . k. None: head_dim ** -0.5."""
     canonical_tp: Positive = 1

@@ -100,7 +100,13 @@ class Decoder(nn.Module):
     def head(self, ops: Operators, hidden: Tensor) -> Tensor:
         """hidden [T, D] -> logits float32 [T, V]."""
         weight = self._head_cache.get(self.head_weight, ops, hidden.dtype)
-        return ops.linear(hidden, weight, None, out_dtype=torch.float32)
+        logits = ops.linear(hidden, weight, None, out_dtype=torch.float32)
+        return ops.softcap(logits, self.logit_softcap) if self.logit_softcap else logits
+
+    @property
+    def logit_softcap(self) -> float:
+        """The soft cap on logits, for `linear_cross_entropy`; 0.0 where there is none."""
+        return self.config.logit_softcap or 0.0
 
     @property
     def head_weight(self) -> nn.Parameter:
@@ -204,7 +210,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         width, dim = config.hidden_size, config.head_dim
-        self.head_dim, self.scale = dim, config.scale
+        self.head_dim, self.scale, self.softcap = dim, config.scale, config.attention_softcap or 0.0
         self.window = config.sliding_window if config.slides(layer) else None
         self.q = Linear(width, config.num_heads * dim, config.qkv_bias)
         self.k = Linear(width, config.num_kv_heads * dim, config.qkv_bias)
@@ -219,11 +225,11 @@ class Attention(nn.Module):
             q, k = self.q_norm(ops, q), self.k_norm(ops, k)
         q, k = ops.rope(q, batch.positions, rope), ops.rope(k, batch.positions, rope)
         if isinstance(batch, Packed):
-            y = ops.attention(q, k, v, batch, self.scale, self.window)
+            y = ops.attention(q, k, v, batch, self.scale, self.window, self.softcap)
         else:
             assert isinstance(pages, KVPages | Int8Pages), "a Paged batch needs the pages of its cache"
             ops.write_kv(k, v, pages, batch)
-            y = ops.paged_attention(q, pages, batch, self.scale, self.window)
+            y = ops.paged_attention(q, pages, batch, self.scale, self.window, self.softcap)
         return self.o(ops, y.reshape(x.shape[0], -1))
 
     def _heads(self, x: Tensor) -> Tensor:

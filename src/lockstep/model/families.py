@@ -142,6 +142,23 @@ FAMILIES: dict[str, Family] = {
         gguf_norm_offset=1.0,
         spare_tokens=frozenset({"<image_soft_token>"}),
     ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        None,
+        {"qkv_bias": False, "qk_norm": False, "post_norms": True, "norm_offset": 1.0, "activation": "gelu_tanh"},
+        {
+            "head_dim": 256,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        hf_activation_key="hidden_activation",
+        hf_layer={**_HF_LAYER, **_HF_SANDWICH},
+        hf_keys={"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"},
+    ),
     "mixtral": Family(
         "MixtralForCausalLM",
         None,
@@ -219,7 +236,7 @@ _COMMON = {"post_norms": False, "norm_offset": 0.0, "activation": "silu", "embed
 _SPECIAL = (
     "num_experts", "experts_per_token", "shared_experts", "dense_layers", "router_scoring", "router_normalize",
     "router_groups", "router_top_groups", "router_scale", "router_aux_loss", "kv_lora_rank", "q_lora_rank",
-    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleaved",
+    "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleaved", "attention_softcap", "logit_softcap",
 )  # fmt: skip
 """Fields that have their default where a family has no key for them."""
 
@@ -249,7 +266,7 @@ def check(config: ModelConfig) -> None:
         del implied["dense_layers"]  # said by mlp_only_layers
     if config.family == "mixtral":
         implied["expert_intermediate_size"] = config.intermediate_size
-    if config.family == "gemma3_text":
+    if config.family.startswith("gemma"):
         implied["embedding_scale"] = config.hidden_size**0.5
     for key, value in implied.items():
         found = getattr(config, key)

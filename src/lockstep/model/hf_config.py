@@ -28,7 +28,7 @@ _KEYS = {
 
 _MUST_BE_OFF = ("attention_bias", "mlp_bias", "attn_logit_softcapping", "final_logit_softcapping",
                 "use_bidirectional_attention", "quantization_config")  # fmt: skip
-"""Keys whose effect the decoder does not have."""
+"""Keys whose effect the decoder does not have, or has in no family without a field for them."""
 
 _MUST_BE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"decoder_sparse_step": 1},
@@ -51,7 +51,7 @@ def read_config(raw: dict[str, Any], source: str) -> ModelConfig:
     raw = {table.hf_aliases.get(key, key): value for key, value in raw.items()}
     raw = {key: value for key, value in {**table.hf_defaults, **raw}.items() if value is not None}
     for key in _MUST_BE_OFF:
-        if raw.get(key):
+        if raw.get(key) and key not in table.hf_keys.values():
             raise LockstepError(f"{source}: {key} = {raw[key]!r} is not supported; only models without it load")
     for key, value in _MUST_BE.get(name, {}).items():
         if raw.get(key, value) != value:
@@ -65,7 +65,7 @@ def read_config(raw: dict[str, Any], source: str) -> ModelConfig:
     try:
         fields |= _rope(raw, source)
         fields |= _windows(name, raw)
-        if name == "gemma3_text":
+        if name.startswith("gemma"):
             fields["embedding_scale"] = raw["hidden_size"] ** 0.5
             fields["attention_scale"] = raw["query_pre_attn_scalar"] ** -0.5
         _special(name, raw, fields, source)
@@ -175,6 +175,8 @@ def _windows(name: str, raw: dict[str, Any]) -> dict[str, Any]:
         return {"sliding_window": window}
     if "layer_types" in raw:
         slide = tuple(kind == "sliding_attention" for kind in raw["layer_types"])
+    elif name == "gemma2":
+        slide = tuple(i % 2 == 0 for i in range(layers))
     elif name == "gemma3_text":
         pattern = raw.get("_sliding_window_pattern", raw["sliding_window_pattern"])
         slide = tuple((i + 1) % pattern != 0 for i in range(layers))
@@ -195,7 +197,7 @@ def write_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
     if not config.eos_ids:
         raw["eos_token_id"] = None
     raw |= _write_rope(config) | _write_windows(config)
-    if config.family == "gemma3_text":
+    if config.family.startswith("gemma"):
         scalar = config.scale**-2
         raw["query_pre_attn_scalar"] = round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar
     raw |= _write_special(config)

@@ -160,6 +160,7 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::column_sums": _per_element(1, "x"),
     "lockstep::log_sum_exp": _per_element(3, "logits"),
     "lockstep::log_softmax": _per_element(4, "logits"),
+    "lockstep::softcap": _per_element(6, "logits"),
     "lockstep::embedding_backward": _per_element(2, "dy"),
     "lockstep::pack_columns": _per_element(0, "source"),
     "lockstep::pack_rows": _per_element(0, "source"),

@@ -30,6 +30,13 @@ def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return chosen - torch.ops.lockstep.log_sum_exp(logits)
 
 
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """cap * tanh(logits / cap), logits float32: what `linear_cross_entropy` does with a soft cap."""
+    refuse_gradient("softcap", logits)
+    y: Tensor = torch.ops.lockstep.softcap(logits.contiguous(), cap)
+    return y
+
+
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float = 0.0, softcap: float = 0.0,
     entropy: bool = False,

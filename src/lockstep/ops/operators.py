@@ -12,7 +12,7 @@ from lockstep.ops import build, plain, plain_moe
 from lockstep.ops.adamw import adamw, square_sum
 from lockstep.ops.attention import attention, paged_attention, write_kv
 from lockstep.ops.batch import Routes
-from lockstep.ops.cross_entropy import linear_cross_entropy, log_softmax, select_logprobs
+from lockstep.ops.cross_entropy import linear_cross_entropy, log_softmax, select_logprobs, softcap
 from lockstep.ops.dequantize import dequantize
 from lockstep.ops.embedding import embedding
 from lockstep.ops.gated import gated
@@ -96,6 +96,8 @@ class Operators:
     head, their first v_dim elements its value; the bits of `attention` with one key head"""
     share_heads: Callable[..., Tensor]
     """(x [T, d], heads) -> [T, heads, d]: a copy for every head"""
+    softcap: Callable[..., Tensor]
+    """(logits float32, cap) -> cap * tanh(logits / cap)"""
     cut: Mapping[Split, CutProduct] = field(default_factory=dict)
     """The products of weights that tensor parallelism cuts; empty: nothing is cut, and ``linear`` computes them"""
 
@@ -118,11 +120,11 @@ _PLAIN = Operators(
     plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
     plain.adamw, plain.square_sum, plain.dequantize, plain_moe.route, plain_moe.dispatch, plain_moe.grouped_linear,
     plain_moe.combine, plain_moe.balance_loss, plain_moe.write_latents, plain_moe.latent_attention,
-    plain_moe.share_heads,
+    plain_moe.share_heads, plain.softcap,
 )  # fmt: skip
 _CONTRACT = Operators(
     "bitwise", linear, pack_to_keep, rms_norm, rope, gated, embedding, attention,
     write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy, adamw, square_sum,
     dequantize, route, dispatch, grouped_linear, combine, balance_loss, write_latents, latent_attention,
-    share_heads,
+    share_heads, softcap,
 )  # fmt: skip

@@ -142,6 +142,10 @@ def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.log_softmax(logits, dim=-1).gather(-1, tokens.long()[:, None])[:, 0]
 
 
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(logits / cap)
+
+
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float = 0.0, softcap: float = 0.0,
     entropy: bool = False,

@@ -29,7 +29,9 @@ def evaluate(decoder: Decoder, compute: Compute, data: Dataset, sequences: int, 
     for batch in batches:
         hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype)
         weights = torch.ones(batch.targets.shape, dtype=torch.float32)
-        _, logprobs = compute.ops.linear_cross_entropy(hidden, decoder.head_weight, batch.targets, weights)
+        _, logprobs = compute.ops.linear_cross_entropy(
+            hidden, decoder.head_weight, batch.targets, weights, softcap=decoder.logit_softcap
+        )
         sums.append(logprob_sum(logprobs, batch.targets))
     return evaluation(sums, batches, data)
 

@@ -100,8 +100,9 @@ class OnMesh:
         def finish(m: int, hidden: Tensor) -> Tensor:
             batch = batches[mine[m]]
             weights = torch.ones(batch.targets.shape, dtype=torch.float32)
+            decoder = self.model.decoder
             loss, logprobs = self.model.ops.linear_cross_entropy(
-                hidden, self.model.decoder.head_weight, batch.targets, weights
+                hidden, decoder.head_weight, batch.targets, weights, softcap=decoder.logit_softcap
             )
             sums[mine[m], 0] = logprob_sum(logprobs, batch.targets)
             return loss

@@ -111,7 +111,7 @@ def shares(
     """A micro-batch's shares of the objective (a scalar with gradient) and of the loss; weight: of a loss token."""
     weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
     objective, logprobs = compute.ops.linear_cross_entropy(
-        hidden, decoder.head_weight, batch.targets, weights, z_loss=z_loss
+        hidden, decoder.head_weight, batch.targets, weights, z_loss=z_loss, softcap=decoder.logit_softcap
     )
     return objective, -weight * logprob_sum(logprobs, batch.targets)
 

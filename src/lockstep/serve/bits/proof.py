@@ -83,7 +83,9 @@ def _training_step(model: Model, sequences: Sequence[Sequence[int]], expected: l
         with torch.enable_grad():
             hidden = model.decoder(model.ops, torch.tensor(step.tokens), step.batch, dtype=model.dtype)
             weights = torch.ones(len(sequence))
-            _, trained = model.ops.linear_cross_entropy(hidden, model.decoder.head_weight, targets, weights)
+            _, trained = model.ops.linear_cross_entropy(
+                hidden, model.decoder.head_weight, targets, weights, softcap=model.decoder.logit_softcap
+            )
         right = model.ops.select_logprobs(logits[:-1], targets[:-1])
         compared += len(right)
         differ += differing(trained[:-1], right)
