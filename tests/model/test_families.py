@@ -81,7 +81,7 @@ def test_older_spelling_of_config_json_means_the_same(tmp_path):
     [
         (
             {"model_type": "mamba"},
-            "mamba.*deepseek_v2, deepseek_v3, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
+            "mamba.*deepseek_v2, deepseek_v3, gemma2, gemma3_text, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe",
         ),
         ({"model_type": None}, "model_type"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),

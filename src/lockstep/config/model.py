@@ -60,7 +60,7 @@ class ModelConfig(Section):
     """A decoder-only transformer: pre-norm blocks of causal attention (GQA or latent) and a gated MLP, or experts."""
 
     family: str = "llama"
-    """Whose block this is, and the model_type on export: llama, mistral, qwen2, qwen3, gemma3_text, mixtral,
+    """Whose block this is, and the model_type on export: llama, mistral, qwen2, qwen3, gemma2, gemma3_text, mixtral,
     qwen3_moe, deepseek_v2 or deepseek_v3."""
     vocab_size: Positive
     """Rows of the embedding; at least the tokenizer's vocabulary."""
