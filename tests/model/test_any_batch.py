@@ -95,7 +95,8 @@ class Pages:
     """Pages in an order drawn by a seed, full of NaN where nothing was written; one more for the padding."""
 
     def __init__(self, model: Model, count: int, seed: int) -> None:
-        self.cache = make_pages(model.config, count + 1, lambda shape: torch.full(shape, torch.nan, dtype=model.dtype))
+        stale = lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype)  # noqa: E731
+        self.cache = make_pages(model.config, count + 1, model.dtype, stale)
         self.free = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed)).tolist()
 
     def take(self, length: int) -> list[int]:
