@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from processes import start
+from tests.model.tiny import CONFIGS
 from tests.ranks_as_threads import on_threads
 from tiny_run import tiny_tree
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
+from lockstep.model.hf_config import read_config
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.join import joined
 from lockstep.parallel.mesh import MeshShape
@@ -177,6 +179,18 @@ def test_a_wrong_number_of_processes_is_told(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(LockstepError, match=r"= 2 ranks, but 3 processes were started: .* so that the product is 3"), \
             joined(MeshShape(dp=2)):  # fmt: skip
         pass
+
+
+def test_a_pipeline_saves_what_no_gradient_trains(text: Path, tmp_path: Path) -> None:
+    """The bias of an expert choice lies on each layer's own stage; a checkpoint has all of them."""
+    shape = read_config(CONFIGS["deepseek_v3"]().to_dict(), "test").model_dump()
+    model = {**shape, "vocab_size": 300, "router_aux_loss": 0.0}
+    train = {"steps": 2, "micro_batches": 2}
+    for name, parallel in (("alone", {}), ("mesh", {"pp": 2})):
+        tree = tiny_tree(text, tmp_path / name, train=train)
+        run(check(Config, {**tree, "model": model}, "test"), parallel)
+    same(tmp_path / "alone", tmp_path / "mesh")
+    assert any("bias" in name for name in content(tmp_path / "mesh")["step-00000002"])
 
 
 def test_layouts_are_measured_in_turns(tiny: Tiny) -> None:
