@@ -5,6 +5,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, predict, rank_memory
+from lockstep.plan.layout import SPLIT
 
 BATCH = Batch(32, 4096)
 
@@ -29,20 +30,25 @@ def test_fullest_rank_is_the_closed_form(layout):
     ranks = range(0, layout.devices, layout.devices // layout.pp)
     fullest = max(rank_memory("llama3-8b", layout, BATCH, rank).peak for rank in ranks)
     found = predict("llama3-8b", layout, f"{layout.devices}xH100", BATCH).memory_gb * 1e9
-    # 5 %: the closed form counts the fullest stage's layers on the stage with the logits too.
-    assert found == pytest.approx(fullest, rel=0.05)
+    # The closed form of all layouts at once does not go through the schedule: a split backward and two chunks per
+    # device are estimated.
+    assert found == pytest.approx(fullest, rel=0.1 if layout.schedule in (*SPLIT, "interleaved") else 0.05)
 
 
 def test_first_stage_holds_most_under_1f1b():
     peaks = [max(n for _, n in rank_memory("llama3-8b", Layout(pp=4), BATCH, rank).steps) for rank in range(4)]
-    assert np.allclose(peaks, [peaks[0] * (4 - i) / 4 for i in range(4)])
+    head = 4 * 128256 * 4096 + 2 * 4096 * 4096  # the last keeps the gradients of its head and of its input
+    assert np.allclose(peaks, [peaks[0] * (4 - i) / 4 + head * (i == 3) for i in range(4)])
 
 
 def test_steps_rise_and_fall():
     found = rank_memory("llama3-8b", Layout(pp=4), BATCH, 0)
     assert [name for name, _ in found.steps[:4]] == ["F0", "F1", "F2", "F3"]
-    assert found.peak_step == 3
-    assert found.at(0) < found.at(3) == found.peak
+    assert np.argmax([held for _, held in found.steps]) == 3
+    # 27 = 0b11011: four partial sums of the gradient wait while the leaf is made, and four micro-batches are in flight
+    assert found.peak_name == "BW27"
+    assert found.moments[found.peak_step]["gradients"] == pytest.approx(5 * found.fixed["weights"])
+    assert found.at(0) < found.at(3) < found.peak
     assert sum(name.startswith("F") for name, _ in found.steps) == 32
 
 

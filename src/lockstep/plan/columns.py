@@ -37,6 +37,7 @@ class Columns:
     dropout: Column
     unfused: Column
     kept_logits: Column
+    mixed: Column
     residual_bytes: Column
     experts: Column
     experts_per_token: Column
@@ -114,6 +115,7 @@ def columns(shape: ModelShape, layouts: Mapping[str, Any], batch: Batch) -> Colu
         matrices=full(3 if shape.gated else 2),
         unfused=full(shape.attention == "unfused"),
         kept_logits=full(shape.logits == "kept"),
+        mixed=full(shape.states == "mixed"),
         moe=full(moe),
         seq=full(batch.seq),
         micro_batches=full(np.maximum(1, batch.sequences // (given["dp"] * given["micro_batch"]))),

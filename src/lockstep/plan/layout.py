@@ -10,10 +10,14 @@ from lockstep.plan.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v")
+SCHEDULES = (
+    "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v"
+)  # fmt: skip
 """Schedules that the search considers, in the order of their codes."""
-TWO_CHUNKS = ("zb-v", "v-half", "dualpipe-v")
+TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose devices hold two chunks in V placement."""
+SPLIT = ("zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v")
+"""Schedules whose backward is split: weight gradients are made in steps of their own."""
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.plan.columns import Column, Columns
-from lockstep.plan.layout import SCHEDULES
+from lockstep.plan.layout import SCHEDULES, SPLIT
 from lockstep.plan.parameters import parameters, sharded_parameters
 
+_MASTER, _MOMENTS, _SUM = 4.0, 8.0, 4.0
+"""Bytes per parameter in this system: float32 weight, two moments, and every partial sum of gradients that is alive."""
 _WEIGHT, _GRADIENT, _OPTIMIZER = 2.0, 4.0, 12.0
-"""Bytes per parameter: 16-bit weight, float32 gradient, float32 master and two moments (18, as in arXiv 2205.05198)."""
+"""The same of mixed precision: 16-bit weight, float32 gradient, float32 master and two moments (arXiv 2205.05198)."""
 _RUNTIME_GB = 1.5
 """Device context, communication library and kernels."""
 MARGIN = 0.04
@@ -48,29 +50,72 @@ def memory(rows: Columns) -> Memory:
 
     Both are evaluated: the first stage holds the most micro-batches, the last holds one and the logits.
     """
-    states = state_bytes(rows)
-    activations = stage_bytes(rows) * in_flight(rows)
-    logits = logits_bytes(rows)
+    weights, one, optimizer = state_bytes(rows)
+    kept = loss_gradients(rows)
+    logits = logits_bytes(rows) - kept
+    stage, flight = stage_bytes(rows), in_flight(rows)
     # The last stage holds one micro-batch, or all of them under GPipe; in V placement it is the first one too.
-    last = np.where(
-        rows.schedule == SCHEDULES.index("gpipe"),
-        activations,
-        stage_bytes(rows) * rows.last_layers / np.maximum(rows.slow_layers, 1),
-    )
     alone = (rows.pp > 1) & ~rows.folded
-    heavier = alone & (last + logits > activations)
-    activations, logits = np.where(heavier, last, activations), np.where(heavier | ~alone, logits, 0.0)
-    working = working_bytes(rows)
-    held = sum(states, np.zeros(())) + activations + working + logits
-    return Memory(*states, activations, working, logits, buffer_bytes(rows), MARGIN * held)
+    gradients, activations = _held_together(rows, one, stage + np.where(alone, 0.0, kept / rows.chunks), flight)
+    gpipe = rows.schedule == SCHEDULES.index("gpipe")
+    end = stage * rows.last_layers / np.maximum(rows.slow_layers, 1) + kept
+    last_gradients, last = _held_together(rows, one, end, np.where(gpipe, flight, 1.0))
+    heavier = alone & (last_gradients + last + logits > gradients + activations)
+    gradients, activations = np.where(heavier, last_gradients, gradients), np.where(heavier, last, activations)
+    logits = np.where(heavier | ~alone, logits, 0.0)
+    # Messages between stages stay until all of a step's have gone.
+    messages = np.where((rows.pp > 1) & (rows.mixed == 0), rows.micro_batches * (2 * rows.chunks - 1) + 2, 0.0)
+    working = working_bytes(rows) + messages * message_bytes(rows)
+    held = weights + optimizer + gradients + activations + working + logits
+    return Memory(weights, gradients, optimizer, activations, working, logits, buffer_bytes(rows), MARGIN * held)
+
+
+def _held_together(rows: Columns, one: Column, stage: Column, flight: Column) -> tuple[Column, Column]:
+    """Gradients and activations of a stage at the worst moment; ``one``: bytes of one sum of gradients, ``stage`` of
+    one micro-batch, ``flight``: micro-batches in flight.
+
+    In this system a gradient is a tree over micro-batches: while leaf i (from 0) is made, as many partial sums wait as
+    i has bits set. Towards the end the pipeline empties while the tree is at its fullest, so both are walked back.
+    """
+    m = rows.micro_batches
+    split = np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
+    gradients, activations = np.zeros(len(rows)), np.zeros(len(rows))
+    for left in range(_WALK):  # micro-batches after this one
+        leaf = np.maximum(m - 1 - left, 0)
+        waiting = np.bitwise_count(leaf.astype(np.int64)).astype(np.float64)
+        now = stage * np.minimum(flight, left + 1)
+        if left == _WALK - 1:
+            # All at once (GPipe): then no gradient waits yet.
+            waiting, now = np.where(flight >= m, 0.0, np.floor(np.log2(leaf + 1))), stage * flight
+        # The gradient of the leaf grows while what the micro-batch held goes, or beside it in a W step.
+        grows = (one > stage) | split
+        sums = one * (waiting + np.where(grows, 1 / rows.chunks, 0.0))
+        held = np.maximum(now - np.where(grows & ~split, stage / rows.chunks, 0.0), 0.0)
+        better = sums + held > gradients + activations
+        gradients, activations = np.where(better, sums, gradients), np.where(better, held, activations)
+    more = np.maximum(0.0, one * sums_when_reducing(rows) - gradients - activations)
+    mixed = rows.mixed > 0
+    return np.where(mixed, one, gradients + more), np.where(mixed, stage * flight, activations)
+
+
+_WALK = 8
+"""Micro-batches that are walked back one by one from the last; those before count as if all came together."""
+
+
+def sums_when_reducing(rows: Columns) -> Column:
+    """Sums of gradients at the end of a step: replicas send them to one another, and what goes out and what comes in
+    stands beside the sum itself."""
+    group = rows.dp * rows.cp
+    return np.where((group > 1) & (rows.fsdp < 2), 3.0 - 1.0 / group, 1.0)
 
 
 def state_bytes(rows: Columns, vocabularies: Column | None = None) -> tuple[Column, Column, Column]:
-    """Weights, gradients and optimizer state of a rank after sharding; ``vocabularies`` as in ``parameters``."""
+    """Weights, one sum of gradients and optimizer of a rank after sharding; ``vocabularies`` as in ``parameters``."""
+    mixed = rows.mixed > 0
     return (
-        sharded_parameters(rows, 3, vocabularies) * _WEIGHT,
-        sharded_parameters(rows, 2, vocabularies) * _GRADIENT,
-        sharded_parameters(rows, 1, vocabularies) * _OPTIMIZER,
+        sharded_parameters(rows, 3, vocabularies) * np.where(mixed, _WEIGHT, _MASTER),
+        sharded_parameters(rows, 2, vocabularies) * np.where(mixed, _GRADIENT, _SUM),
+        sharded_parameters(rows, 1, vocabularies) * np.where(mixed, _OPTIMIZER, _MOMENTS),
     )
 
 
@@ -81,12 +126,15 @@ def stage_bytes(rows: Columns) -> Column:
 
 
 def working_bytes(rows: Columns) -> Column:
-    """What comes and goes: one layer's recomputed activations, and the backward's gradients of about one more."""
-    inputs = rows.residual_bytes * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
-    again = np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - inputs, 0.0)
+    """What comes and goes: one layer's recomputed activations, or the backward's gradients of the residual stream."""
     # A layer on its way out and one on its way back.
     moving = np.where(rows.offload_layers > 0, 2 * plain_layer_bytes(rows), 0.0)
-    return again + moving + rows.tokens * rows.hidden * 2 * 4
+    return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + moving
+
+
+def recomputed_bytes(rows: Columns) -> Column:
+    """One layer's activations that the backward makes again."""
+    return np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - message_bytes(rows), 0.0)
 
 
 def buffer_bytes(rows: Columns) -> Column:
@@ -97,10 +145,31 @@ def buffer_bytes(rows: Columns) -> Column:
 
 
 def logits_bytes(rows: Columns) -> Column:
-    """16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made in the forward."""
+    """What the loss takes: 16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made
+    in the forward and its weight packed twice (``ops.raw.vocabulary.workspace``)."""
     whole = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
-    chunked = np.minimum(whole, _CHUNK * (2 + 4 + 4)) + 4 * rows.vocab * rows.hidden / rows.tp
+    chunk = np.minimum(rows.tokens * rows.vocab / rows.tp, _CHUNK)
+    chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.tp + loss_gradients(rows)
     return np.where(rows.kept_logits > 0, whole, chunked)
+
+
+def loss_gradients(rows: Columns) -> Column:
+    """What the chunked loss keeps of a micro-batch until its backward: the gradients of the head and of its input."""
+    kept = 4 * rows.vocab * rows.hidden / rows.tp + 2 * rows.tokens * rows.hidden
+    return np.where(rows.kept_logits > 0, 0.0, kept)
+
+
+def message_bytes(rows: Columns) -> Column:
+    """One activation or its gradient on its way between stages: the residual stream."""
+    return rows.residual_bytes * rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+
+
+def deferred_bytes(rows: Columns) -> Column:
+    """Bytes of one layer between a split backward's B and W: inputs and output gradients of every product, 16-bit."""
+    experts = rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
+    inside = 2 * rows.query + 2 * rows.keys + rows.matrices * middle
+    return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp)
 
 
 def layer_bytes(rows: Columns) -> Column:
@@ -145,7 +214,10 @@ def in_flight(rows: Columns) -> Column:
         "interleaved": p * (1 + (p - 1) / (p * v)),
         "zb-h1": p,
         "zb-h2": 2 * p - 1,
+        "zb-1p": np.ceil(1.2 * p),
+        "zb-2p": m,
         "zb-v": p,
+        "v-min": np.floor((p + 4) / 3),
         "v-half": np.floor((p + 2) / 2),
         "dualpipe-v": p + 0.5,
     }

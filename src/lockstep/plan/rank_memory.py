@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,22 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.parallel.schedules import schedule
+from lockstep.parallel.schedules import Step, Table, schedule
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
-from lockstep.plan.memory import MARGIN, buffer_bytes, logits_bytes, stage_bytes, state_bytes, working_bytes
+from lockstep.plan.memory import (
+    MARGIN,
+    buffer_bytes,
+    deferred_bytes,
+    logits_bytes,
+    loss_gradients,
+    message_bytes,
+    recomputed_bytes,
+    stage_bytes,
+    state_bytes,
+    sums_when_reducing,
+    working_bytes,
+)
 from lockstep.plan.refine import layers_of_chunks
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import held
@@ -22,14 +34,15 @@ from lockstep.plan.simulate import held
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes of one rank. ``fixed``: parts that stay all the time. ``steps``: every step of the rank's row of the
-    schedule with the activations held while it runs; ``passing``: what a step needs besides (logits on the last
-    stage, recomputed and working activations)."""
+    schedule with the activations that are held as it begins; ``moments``: the most at every step, and after the last
+    one while gradients are reduced, by kind (gradients, activations, loss,
+    working, messages)."""
 
     rank: int
     stage: int
     fixed: dict[str, float]
     steps: tuple[tuple[str, float], ...]
-    passing: dict[str, float]
+    moments: tuple[dict[str, float], ...]
 
     @property
     def peak(self) -> float:
@@ -37,15 +50,27 @@ class RankMemory:
         return self.at(self.peak_step)
 
     @property
+    def tensors(self) -> float:
+        """The most bytes of tensors at any step: what the dry-run of the rank sees, without buffers and margin."""
+        return max(map(self._held, range(len(self.moments))))
+
+    @property
     def peak_step(self) -> int:
-        """The position of the step at which the peak is reached first."""
-        return int(np.argmax([held_bytes for _, held_bytes in self.steps]))
+        """The position of the step at which the peak is reached first; ``len(steps)``: when gradients are reduced."""
+        return int(np.argmax([self._held(i) for i in range(len(self.moments))]))
+
+    @property
+    def peak_name(self) -> str:
+        """That step, such as ``BW7``."""
+        return self.steps[self.peak_step][0] if self.peak_step < len(self.steps) else "reduction"
 
     def at(self, step: int) -> float:
-        """Bytes while a step runs."""
-        moving = self.steps[step][1] + sum(self.passing.values())
-        kept = {name: value for name, value in self.fixed.items() if name != "buffers"}
-        return (sum(kept.values()) + moving) * (1 + MARGIN) + self.fixed["buffers"]
+        """Bytes at the worst moment of a step."""
+        return self._held(step) * (1 + MARGIN) + self.fixed["buffers"]
+
+    def _held(self, step: int) -> float:
+        stays = sum(value for name, value in self.fixed.items() if name != "buffers")
+        return stays + sum(self.moments[step].values())
 
 
 def rank_memory(
@@ -64,25 +89,93 @@ def rank_memory(
     table = schedule(layout.schedule, layout.pp, layout.micro_batches(batch), chunks=layout.chunks)
     layers = layers_of_chunks(layout, shape.layers)
     mine = _stage_rows(rows, float(sum(layers[stage])))
-    per_layer = float(stage_bytes(mine)[0]) / sum(layers[stage])
-    per_chunk = [[per_layer * n for n in chunks] for chunks in layers]
-    held_bytes = held(table, stage, m_b=per_chunk)
-    groups = [table.group(stage, chunk) for chunk in range(layout.chunks)]
-    first, last = 0 in groups, layout.pp * layout.chunks - 1 in groups
-    ends = np.array([float(first) + float(last and not (shape.tied and first))])
-    weights, gradients, optimizer = state_bytes(mine, ends)
-    return RankMemory(
-        rank=rank,
-        stage=stage,
-        fixed={
-            "weights": float(weights[0]),
-            "gradients": float(gradients[0]),
-            "optimizer": float(optimizer[0]),
-            "buffers": float(buffer_bytes(mine)[0]),
-        },
-        steps=tuple((str(step), float(n)) for step, n in zip(table.rows[stage], held_bytes, strict=True)),
-        passing={"working": float(working_bytes(mine)[0]), "logits": float(logits_bytes(mine)[0]) if last else 0.0},
-    )
+    last = table.groups - 1 in (groups := [table.group(stage, chunk) for chunk in range(layout.chunks)])
+    uses = float(0 in groups) + float(last and not (shape.tied and 0 in groups))
+    owns = uses - float(shape.tied and 0 in groups and not last)  # a tied embedding is the last stage's
+    weights, _, _ = (float(n[0]) for n in state_bytes(mine, np.array([uses])))
+    _, gradient, optimizer = (float(n[0]) for n in state_bytes(mine, np.array([owns])))
+    fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
+    walk = _Walk(table, stage, layers, mine, gradient, shape)
+    steps = tuple((str(step), float(n)) for step, n in zip(table.rows[stage], walk.activations, strict=True))
+    return RankMemory(rank, stage, fixed, steps, tuple(walk.moments()))
+
+
+class _Walk:
+    """A rank's row of the schedule, step by step. ``gradient``: bytes of one sum of the rank's gradients."""
+
+    def __init__(
+        self, table: Table, stage: int, layers: list[list[int]], mine: Columns, gradient: float, shape: ModelShape
+    ) -> None:
+        self.table, self.stage, self.mine, self.tied = table, stage, mine, shape.tied
+        self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
+        self.ends = table.groups - 1
+        self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
+        self.mixed = shape.states == "mixed"
+        each, later = float(stage_bytes(mine)[0]) / sum(layers[stage]), float(deferred_bytes(mine)[0])
+        head = float(loss_gradients(mine)[0])
+        mine_and_head = list(zip(layers[stage], self.groups, strict=True))
+        self.full = [each * n + head * (g == self.ends) for n, g in mine_and_head]
+        # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
+        self.late = [later * n + self.words * ((g == self.ends) + (g == 0)) for n, g in mine_and_head]
+        self.activations = held(table, stage, m_b=[self.full] * table.stages, m_w=[self.late] * table.stages)
+        self.gradient = self._spread(gradient, layers[stage])
+        self.working = float(working_bytes(mine)[0])
+        self.light = self.working - max(0.0, float(recomputed_bytes(mine)[0] - mine.tokens[0] * mine.hidden[0] * 8))
+        self.loss = float(logits_bytes(mine)[0]) - head
+        self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
+
+    def _spread(self, gradient: float, layers: list[int]) -> list[float]:
+        """One sum of gradients by chunk: layers, and embedding and head where they are."""
+        shared = self.tied and self.ends > 0
+        heads = [g == self.ends and not (self.tied and g == 0) for g in self.groups]
+        ends = [self.words * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
+        scale = max(0.0, gradient - sum(ends)) / sum(layers)
+        return [scale * n + end for n, end in zip(layers, ends, strict=True)]
+
+    def moments(self) -> Iterator[dict[str, float]]:
+        """The worst moment of every step, then that of the reduction."""
+        done, sent = [0] * self.table.chunks, 0
+        for step, activations in zip(self.table.rows[self.stage], self.activations, strict=True):
+            found = [self._moment(part, float(activations), done) for part in step.parts]
+            sent += sum(self._sends(part) for part in step.parts)
+            yield max(found, key=lambda m: sum(m.values())) | {"messages": self.message * (sent + self._posted())}
+            for part in step.parts:
+                done[part.chunk] += part.kind in ("W", "BW")
+        sums = 1.0 if self.mixed else float(sums_when_reducing(self.mine)[0])
+        yield {"gradients": sum(self.gradient) * sums}
+
+    def _moment(self, step: Step, activations: float, done: list[int]) -> dict[str, float]:
+        chunk = step.chunk
+        if self.mixed:
+            sums, growing = sum(self.gradient), 0.0
+        else:
+            # A tree over micro-batches: after n leaves there are as many partial sums as n has bits set.
+            sums = sum(g * n.bit_count() for g, n in zip(self.gradient, done, strict=True))
+            growing = self.gradient[chunk]
+        found = {"gradients": sums, "activations": activations, "working": self.working}
+        if step.kind == "F":
+            found["working"] = min(self.working, self.light)
+            return found | {"loss": self.loss * (self.groups[chunk] == self.ends)}
+        if step.kind == "B":
+            return found | {"activations": activations + max(0.0, self.late[chunk] - self.full[chunk])}
+        # The gradient grows while what the micro-batch held goes (BW), or beside it (W).
+        before = self.words * ((self.groups[chunk] == self.ends) + (self.groups[chunk] == 0))
+        if step.kind == "W":
+            return found | {"gradients": sums + max(0.0, growing - before)}
+        twice = self.words if self.tied and self.ends == 0 else 0.0  # the embedding's two gradients before their sum
+        grown = {"gradients": sums + growing + twice, "activations": activations - self.full[chunk]}
+        return max(found, found | grown, key=lambda m: sum(m.values()))
+
+    def _sends(self, step: Step) -> int:
+        """Messages to other ranks: they stay alive until the end of the step's table."""
+        group = self.groups[step.chunk]
+        to = group + 1 if step.kind == "F" else group - 1 if step.kind in ("B", "BW") else -1
+        return int(0 <= to <= self.ends and self.table.holder(to)[0] != self.stage)
+
+    def _posted(self) -> int:
+        """Receives that wait for their message: two of each neighbour."""
+        near = {self.table.holder(g + d)[0] for g in self.groups for d in (-1, 1) if 0 <= g + d <= self.ends}
+        return 2 * len(near - {self.stage})
 
 
 def _stage_rows(rows: Columns, layers: float) -> Columns:

@@ -26,7 +26,9 @@ class ModelShape:
     has that many experts of width ``expert_intermediate``, ``experts_per_token`` of them used, plus
     ``shared_intermediate`` used always. ``attention``: ``flash`` never writes the score matrix, ``unfused`` writes it
     and reads it back. ``logits``: ``chunked`` makes the loss and its gradient a chunk of rows at a time, as this system
-    does, ``kept`` holds all of them. ``residual_bytes``: of an element between blocks, 4 as this
+    does, ``kept`` holds all of them. ``states``: ``masters`` are float32 weights, rounded at use, and a fixed tree of
+    gradient sums over micro-batches, as in this system; ``mixed`` 16-bit weights, one float32 gradient, and float32
+    masters in the optimizer. ``residual_bytes``: of an element between blocks, 4 as this
     system keeps it or 2. ``positions``: rows of a learned position embedding (0: none, as with rotary
     positions). ``dropout``: keeps masks, as GPT-2 and GPT-3 do.
     """
@@ -49,6 +51,7 @@ class ModelShape:
     attention: Literal["flash", "unfused"] = "flash"
     logits: Literal["chunked", "kept"] = "chunked"
     residual_bytes: int = 4
+    states: Literal["masters", "mixed"] = "masters"
     positions: int = 0
     dropout: bool = False
 
@@ -112,6 +115,7 @@ def megatron_gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelS
         attention="unfused",
         logits="kept",
         residual_bytes=2,
+        states="mixed",
         positions=positions,
         dropout=True,
     )

@@ -179,8 +179,11 @@ def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
         "interleaved": p * (f + b + w) / rows.chunks,
         "zb-h1": p * np.maximum(f, f + b - w),
         "zb-h2": p * np.maximum(f, f + b - 2 * w),
+        "zb-1p": p * (f + b + w) * 0.42,
+        "zb-2p": p * (f + b + w) * 0.32,
         "zb-v": p * 1.25 * uneven,
         "v-half": p * (0.42 * (f + b + w) + 1.1 * uneven),
+        "v-min": p * (0.65 * (f + b + w) + 4.7 * uneven),
         "dualpipe-v": dualpipe,
     }
     return np.choose(rows.schedule.astype(int), [forms[name] for name in SCHEDULES])
