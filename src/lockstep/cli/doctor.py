@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,10 +38,21 @@ class Finding:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    calibrate: Annotated[
+        Path | None, typer.Option(help="Measure this machine for the planner and write its description here (YAML).")
+    ] = None,
+    processes: Annotated[int, typer.Option(min=1, help="With --calibrate: processes that share the cores.")] = 2,
 ) -> None:
     """Report the device class, instruction sets, compiler, measured peaks and packages of this machine."""
     from rich.console import Console
 
+    if calibrate is not None:
+        from lockstep.plan.this_machine import calibrate_machine
+
+        with Console(stderr=True).status("measuring products, memory and messages ..."):
+            calibrate_machine(calibrate, processes)
+        typer.echo(f"wrote {calibrate}; plan with it: lockstep plan MODEL --cluster {processes}x{calibrate}")
+        return
     with Console(stderr=True).status("measuring this machine ..."):
         lines = list(findings())
     if as_json:

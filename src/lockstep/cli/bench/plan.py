@@ -12,11 +12,19 @@ from lockstep.cli.bench._output import Document, JsonFile, publish
 
 
 def plan(
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Instead: layouts on two processes of this machine.")
+    ] = False,
+    cluster: Annotated[
+        Path | None, typer.Option(help="With --measured: what `lockstep doctor --calibrate` wrote.")
+    ] = None,
     oracles: Annotated[Path, typer.Option(help="Folder of the oracle tables.")] = Path("tests/oracles"),
     json_file: JsonFile = None,
     write: Document = None,
 ) -> None:
     """The planner's errors against published and measured runs."""
+    if measured:
+        return _measured(cluster, json_file, write)
     from rich.console import Console
 
     from lockstep.bench import Report, describe
@@ -33,5 +41,41 @@ def plan(
     report = Report(
         "plan", "The planner against published and measured runs", "lockstep bench plan", describe("scipy"),
         ("measure", "error", "target", "met"), tuple(rows), data=data,
+    )  # fmt: skip
+    publish(report, json_file, write)
+    return None
+
+
+def _measured(cluster: Path | None, json_file: Path | None, write: Path | None) -> None:
+    """Layouts of a small model on two processes: predicted beside measured."""
+    import tempfile
+
+    from rich.console import Console
+
+    from lockstep.bench import Report, describe
+    from lockstep.plan import load_cluster
+    from lockstep.plan.this_machine import calibrate_machine
+    from lockstep.train.planned_and_measured import compare, mean_error, regret
+
+    with (
+        Console(stderr=True).status("measuring this machine and the layouts (minutes)"),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        file = cluster or Path(folder) / "machine.yaml"
+        if cluster is None:
+            calibrate_machine(file)
+        found = sorted(compare(load_cluster(f"2x{file}")), key=lambda row: row.measured)
+    rows = [
+        (row.layout.describe(), f"{row.measured:.3f} s", f"{row.predicted:.3f} s", f"{100 * row.error:.1f} %",
+         "calibrates" if row.fitted else "")
+        for row in found
+    ]  # fmt: skip
+    error, behind = f"{100 * mean_error(found):.1f} %", f"{100 * regret(found):.1f} %"
+    rows.append(("mean error of those that did not calibrate (target 15 %)", "", "", error, ""))
+    rows.append(("predicted best behind measured best (target 5 %)", "", "", behind, ""))
+    report = Report(
+        "plan-measured", "The planner on this machine: layouts on two processes", "lockstep bench plan --measured",
+        describe("scipy"), ("layout", "measured", "predicted", "error", ""), tuple(rows),
+        data=[asdict(row) for row in found],
     )  # fmt: skip
     publish(report, json_file, write)

@@ -1,0 +1,94 @@
+"""The planner on this machine, for real: layouts of a small model on two processes, predicted and measured.
+
+Every third layout calibrates, all are predicted; what counts is the error of the step time, and how much slower the
+layout that is predicted to be the best is than the one that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from lockstep.config import Config
+from lockstep.plan import Batch, Cluster, Coefficients, Layout, Measured, ModelShape, calibrate, predict
+from lockstep.plan.decoder_config import decoder_config
+from lockstep.train.measure import LayoutSteps, measure_layouts
+
+SHAPE = ModelShape(
+    "small", 4, 256, 4, 2048, intermediate=704, kv_heads=2, head_dim=64, gated=True, tied=False
+)  # fmt: skip
+BATCH = Batch(16, 128)
+LAYOUTS = (
+    *(Layout(dp=2, micro_batch=n) for n in (1, 2, 4, 8)),
+    Layout(dp=2, micro_batch=4, fsdp=1),
+    Layout(dp=2, micro_batch=4, recompute="full"),
+    *(Layout(pp=2, micro_batch=n) for n in (1, 2, 4)),
+    *(Layout(pp=2, micro_batch=2, schedule=name) for name in ("gpipe", "zb-h1")),
+    Layout(pp=2, micro_batch=2, schedule="interleaved", chunks=2),
+    Layout(pp=2, micro_batch=2, schedule="zb-v", chunks=2),
+    Layout(pp=2, micro_batch=2, recompute="full"),
+)
+"""Layouts on two processes that this version runs."""
+_FITTED = 3
+"""One of so many calibrates."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One layout: seconds of a step, measured (the median) and predicted; whether it calibrated."""
+
+    layout: Layout
+    measured: float
+    predicted: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return abs(self.predicted / self.measured - 1)
+
+
+def compare(cluster: Cluster, rounds: int = 5, steps: int = 2) -> list[Compared]:
+    """Measure `LAYOUTS` in turns on two processes, calibrate ``cluster`` with some of them and predict all."""
+    found = measure_layouts(_config(), [_sections(layout) for layout in LAYOUTS], rounds, steps)
+    return compared(found, cluster)
+
+
+def compared(found: Sequence[LayoutSteps], cluster: Cluster) -> list[Compared]:
+    """The measured steps of `LAYOUTS` beside predictions calibrated with every third of them."""
+    rows = [Measured(SHAPE, layout, BATCH, one.step_s) for layout, one in zip(LAYOUTS, found, strict=True)]
+    factors = calibrate(rows[::_FITTED], cluster)
+    return [_one(row, factors, cluster, i % _FITTED == 0) for i, row in enumerate(rows)]
+
+
+def _one(row: Measured, factors: Coefficients, cluster: Cluster, fitted: bool) -> Compared:
+    predicted = predict(row.model, row.layout, cluster, row.batch, factors).step_s
+    return Compared(row.layout, row.step_s, predicted, fitted)
+
+
+def mean_error(rows: Sequence[Compared]) -> float:
+    """Of the layouts that did not calibrate."""
+    return fmean(row.error for row in rows if not row.fitted)
+
+
+def regret(rows: Sequence[Compared]) -> float:
+    """How much slower the layout with the least predicted time is than the fastest one."""
+    chosen = min(rows, key=lambda row: row.predicted)
+    return chosen.measured / min(row.measured for row in rows) - 1
+
+
+def _config() -> Config:
+    model = decoder_config(SHAPE, BATCH.seq).model_dump()
+    return Config.model_validate({
+        "model": model, "data": {"seq_len": BATCH.seq, "max_bytes": 400_000},
+        "train": {"eval_every": 0, "tensorboard": False},
+    })  # fmt: skip
+
+
+def _sections(layout: Layout) -> dict[str, dict[str, Any]]:
+    parallel = {key: getattr(layout, key) for key in ("pp", "dp", "fsdp", "schedule", "recompute")}
+    parallel["chunks"] = layout.chunks if layout.schedule == "interleaved" else None
+    micro_batches = BATCH.sequences // layout.micro_batch
+    return {"parallel": parallel, "train": {"micro_batch": layout.micro_batch, "micro_batches": micro_batches}}
