@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import fx
@@ -15,6 +16,8 @@ from torch import fx
 from lockstep.compile.graph_view import save_graph_view, stage_data
 from lockstep.compile.passes import PassReport
 
+_WIDTH = 120
+"""Columns of the report as text."""
 _MOST_NOTES = 12
 """Different notes shown below the table of passes; the page has all of them."""
 
@@ -28,6 +31,15 @@ class Compiled(Protocol):
     passes: tuple[PassReport, ...]
     before: fx.GraphModule | None
     after: fx.GraphModule | None
+
+
+def explained(stages: Sequence[Compiled], seconds: Mapping[str, float], title: str, page: Path | None) -> str:
+    """The report as text, and the page written where one is asked for and a graph was kept."""
+    console = Console(width=_WIDTH, file=io.StringIO(), record=True)
+    console.print(compile_report(stages, seconds), soft_wrap=False)
+    if page is not None and save_graphs(page, title, stages):
+        console.print(Text(f"The graphs, before and after the passes: {page}"), soft_wrap=True)
+    return console.export_text().rstrip()
 
 
 def compile_report(stages: Sequence[Compiled], seconds: Mapping[str, float]) -> RenderableType:
@@ -83,17 +95,16 @@ def _passes(stages: Sequence[Compiled]) -> Table:
     for name, side in (("stage", "left"), ("pass", "left"), ("changed", "right"), ("nodes", "right"), ("ms", "right")):
         table.add_column(name, justify=side)  # type: ignore[arg-type]
     for stage in stages:
-        for i, report in enumerate(stage.passes):
+        for i, report in enumerate(step for step in stage.passes if step.changed):
             nodes = f"{report.before} -> {report.after}" if report.before != report.after else str(report.after)
-            style = "" if report.changed else "dim"
-            table.add_row(
-                "" if i else stage.name,
-                Text(report.name, style),
-                Text(f"{report.changed:,}", style),
-                Text(nodes, style),
-                Text(f"{1000 * report.seconds:,.1f}", style),
-                end_section=i == len(stage.passes) - 1,
-            )
+            milliseconds = f"{1000 * report.seconds:,.1f}"
+            table.add_row("" if i else stage.name, report.name, f"{report.changed:,}", nodes, milliseconds)
+        idle = [step for step in stage.passes if not step.changed]
+        if idle:
+            nodes, milliseconds = str(idle[-1].after), f"{1000 * sum(step.seconds for step in idle):,.1f}"
+            first = "" if len(idle) < len(stage.passes) else stage.name
+            table.add_row(first, f"{len(idle)} others", "0", nodes, milliseconds, style="dim")
+        table.add_section()
     return table
 
 

@@ -30,7 +30,8 @@ def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
     count = _copy(graph, forward, {node for node in graph.nodes if storage(node)[0] in again})
     before, after = kept_bytes(values, ()), kept_bytes(values, chosen)
     if not count:
-        return Changes(0, (f"{context.recompute.mode}: nothing to give up, {before:,} bytes are kept",))
+        told = (f"{context.recompute.mode}: nothing to give up, {before:,} bytes are kept",) if before else ()
+        return Changes(0, told)
     flops = recomputed_flops(values, chosen)
     return Changes(count, (f"kept for the backward pass: {after:,} bytes, {before:,} before; {flops:,.0f} FLOPs more",))
 
