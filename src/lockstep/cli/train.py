@@ -35,6 +35,9 @@ def train(
     only_pass: Annotated[
         list[str] | None, typer.Option("--compile.only-pass", help="A pass to run and no other; repeatable.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Tell what the compiler did, and write the graphs to OUT/compile.html.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
     resume_from: Annotated[Path | None, typer.Option(help="Go on from this checkpoint.")] = None,
     allow_changes: Annotated[
@@ -46,6 +49,7 @@ def train(
     overrides = [*(set_ or []), *(f"{key}={value}" for key, value in options.items() if value is not None)]
     lists = {"data.sources": data, "compile.disable_pass": disable_pass, "compile.only_pass": only_pass}
     overrides += [f"{key}={_yaml_list(values)}" for key, values in lists.items() if values]
+    overrides += ["compile.explain=true"] if explain else []
     config = _configuration(file, overrides, out, resume, resume_from)
     if plan is not None:
         config = _planned(config, plan)

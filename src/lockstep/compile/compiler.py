@@ -18,6 +18,7 @@ from lockstep.compile.partition import split
 from lockstep.compile.passes import Level, PassContext, PassReport, apply, pipeline
 from lockstep.compile.stage import Stage
 from lockstep.errors import LockstepError
+from lockstep.memory.recompute import RecomputePolicy
 
 ROWS, MORE = 47, 79
 """Rows that a stage is captured with. Recipes hold lines through both, so that they serve every number of rows; odd,
@@ -52,6 +53,7 @@ class Compiler:
     cache: Cache | None = None
     keep_graphs: bool = False
     note: Callable[[str], None] = print
+    recompute: RecomputePolicy = field(default_factory=RecomputePolicy)
     reports: list[StageReport] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of the phases that belong to no stage: planning memory, building programs."""
@@ -64,7 +66,7 @@ class Compiler:
 
     def compile(self, stage: Stage) -> Halves:
         """The recipes of a stage. CannotCompile where it does something that a graph cannot hold."""
-        options = [step.name for step in self.passes]
+        options = [*(step.name for step in self.passes), self.recompute.mode]
         key = key_text([stage.key, stage.whole, options])
         if key not in self._done:
             report = StageReport(stage.name)
@@ -114,7 +116,9 @@ class Compiler:
         if self.keep_graphs and rows == MORE:
             report.before = _copy(joint.module)
         with _timed(report, "passes"):
-            report.passes = apply(joint.module, self.passes, PassContext(forward_outputs=joint.outputs))
+            # Where forward and backward run as one, nothing is kept from the one to the other.
+            policy = RecomputePolicy() if stage.whole else self.recompute
+            report.passes = apply(joint.module, self.passes, PassContext(joint.outputs, policy))
         if self.keep_graphs and rows == MORE:
             report.after = joint.module
         with _timed(report, "lower"):

@@ -21,3 +21,9 @@ class CompileConfig(Section):
     """The only passes to run; empty: all of the level."""
     cache: bool = True
     """Keep compiled programs on disk and take them from there; `lockstep cache` lists them."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """What a block's backward pass computes again instead of keeping it: nothing, what costs little (norms, gates,
+    rotations), or everything. Less memory, more time, the same bits."""
+    explain: bool = False
+    """Print what the compiler did and how long it took, and write the graphs to `<out>/compile.html`. The cache is
+    not read then: what comes from it was compiled before."""

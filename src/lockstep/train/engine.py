@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -116,7 +117,8 @@ class OneProcess:
         train, data = self._config.train, self._config.data
         rows = train.micro_batch * data.seq_len
         run = (self.model.decoder, self._compute, self.parameters, self.optimizer, train.z_loss)
-        return execution(*run, self._config.compile, rows, self._note)
+        page = Path(train.out).expanduser() / "compile.html"
+        return execution(*run, self._config.compile, rows, self._note, page=page)
 
     @property
     def _compute(self) -> Compute:

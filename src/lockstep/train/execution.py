@@ -6,13 +6,16 @@ Every way gives the same bits. What cannot be compiled runs operator by operator
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch, Update
+from lockstep.compile.report import explained
 from lockstep.config import CompileConfig
+from lockstep.memory.recompute import RecomputePolicy
 from lockstep.model.decoder import Decoder
 from lockstep.ops import Packed
 from lockstep.train.data import Batch
@@ -47,9 +50,10 @@ def execution(
     rows: int,
     note: Note,
     cache: Cache | None = None,
+    page: Path | None = None,
 ) -> Execution:
     """The execution at the level that the configuration names. rows: the most tokens of a micro-batch. cache: None
-    takes the user's, where the configuration wants one."""
+    takes the user's, where the configuration wants one. page: where the graphs are written, if they are asked for."""
     plain = Eager(decoder, compute, parameters, optimizer, z_loss)
     if config.level == "O0" or compute.ops.numerics == "fast":
         return plain
@@ -58,14 +62,21 @@ def execution(
     if decoder.config.router_aux_loss:
         note("a load-balance loss (model.router_aux_loss) is not compiled yet: operators run one by one (O0)")
         return plain
-    compiler = Compiler(config.level, config.disable_pass, config.only_pass, cache, note=note)
+    policy = RecomputePolicy(config.recompute)
+    compiler = Compiler(
+        config.level, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
+    )
+    found: Execution = plain
     try:
         if config.level == "O2":
-            return Whole(plain, compiler, rows)
-        plain.forward = Blockwise(decoder, compute.ops, compute.dtype, compiler, rows)
+            found = Whole(plain, compiler, rows)
+        else:
+            plain.forward = Blockwise(decoder, compute.ops, compute.dtype, compiler, rows)
     except CannotCompile as error:
         note(f"compile.level {config.level} is not possible here, so operators run one by one (O0): {error}")
-    return plain
+    if config.explain:
+        note(explained(compiler.reports, compiler.seconds, f"Compiled at {config.level}", page))
+    return found
 
 
 class Eager:
