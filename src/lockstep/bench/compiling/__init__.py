@@ -1,5 +1,4 @@
-"""Compile times and step times of the levels, beside `torch.compile` on the same shape of `transformers`."""
+"""Compile times and step times of the levels, beside `torch.compile` on the same shape of `transformers`.
 
-from lockstep.bench.compiling.measure import compile_report
-
-__all__ = ["compile_report"]
+`measure.py` makes the report; `side.py` is one measurement in a process of its own.
+"""

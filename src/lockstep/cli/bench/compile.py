@@ -23,7 +23,7 @@ def compile(
     from rich.console import Console
 
     with heavy_imports():
-        from lockstep.bench.compiling import compile_report
+        from lockstep.bench.compiling.measure import compile_report
 
     peers = [name for name in vs.split(",") if name not in ("", "none")]
     if set(peers) - {"torch"}:
