@@ -12,6 +12,7 @@ from torch import Tensor
 from lockstep.compile.recipe import Affine, Place, Recipe, View
 from lockstep.compile.workspace import sized
 from lockstep.memory.arena import plan
+from lockstep.ops import build
 
 ALIGN = 64
 """Bytes: a cache line; every buffer begins at a multiple."""
@@ -88,6 +89,7 @@ class Program:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
+        build.load()
         self._raw: Any = torch.classes.lockstep.Program()
 
     def tensor(self, tensor: Tensor) -> int:
