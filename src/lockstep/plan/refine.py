@@ -17,7 +17,7 @@ from lockstep.plan.steptime import StepTime, step_time
 
 _STEADY = 3
 """After this many rounds of micro-batches per stage a schedule repeats: more are extrapolated."""
-_WEIGHT = {"zb-v": 12.0, "v-half": 6.0, "dualpipe-v": 2.0}
+_WEIGHT = {"zb-1p": 12.0, "zb-2p": 12.0, "zb-v": 12.0, "v-half": 12.0, "v-min": 12.0, "dualpipe-v": 2.0}
 """Cost of making a table, per step, against the classic schedules."""
 
 
