@@ -24,4 +24,10 @@ def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
         "num_layers": shape.layers, "num_heads": shape.heads, "num_kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "max_positions": positions, "tie_embeddings": shape.tied,
     }  # fmt: skip
+    if shape.experts:
+        fields |= {
+            "num_experts": shape.experts, "experts_per_token": shape.experts_per_token,
+            "expert_intermediate_size": shape.expert_intermediate, "dense_layers": shape.dense_layers,
+            "shared_experts": shape.shared_intermediate // shape.expert_intermediate,
+        }  # fmt: skip
     return ModelConfig.model_validate(fields)

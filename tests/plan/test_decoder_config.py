@@ -1,0 +1,20 @@
+"""The decoder of a planner's shape has the parameters that the planner counts."""
+
+import pytest
+
+from lockstep.errors import LockstepError
+from lockstep.model import Decoder
+from lockstep.plan import model_shape
+from lockstep.plan.decoder_config import decoder_config
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m", "llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_parameters(name):
+    shape = model_shape(name)
+    matrices = [p for p in Decoder(decoder_config(shape, 4096)).parameters() if p.dim() > 1]
+    assert sum(p.numel() for p in matrices) == pytest.approx(shape.parameters, rel=1e-9)
+
+
+def test_gpt_is_refused():
+    with pytest.raises(LockstepError, match="can be planned for, but not trained here"):
+        decoder_config(model_shape("gpt2"), 1024)
