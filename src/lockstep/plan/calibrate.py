@@ -123,7 +123,8 @@ def fit(rows: Columns, seconds: Column, cluster: Cluster, layers: bool = True) -
 
     def model(point: Column) -> Column:
         layer = np.exp(_LAYER_SPREAD * point[count + of]) if layers else np.ones(len(rows))
-        return np.log(step_time(rows, cluster, from_logs(point[:count]), layer_factor=layer).step)
+        factors = from_logs(point[:count], spread=cluster.uncertainty)
+        return np.log(step_time(rows, cluster, factors, layer_factor=layer).step)
 
     def slopes(point: Column, base: Column) -> Column:
         table = np.zeros((len(rows), len(point)))
@@ -138,7 +139,8 @@ def fit(rows: Columns, seconds: Column, cluster: Cluster, layers: bool = True) -
         return table
 
     best = _descend(model, slopes, target, np.zeros(count + len(shapes)))
-    return from_logs(best[:count], {key: float(np.exp(_LAYER_SPREAD * best[count + i])) for key, i in shapes.items()})
+    found = {key: float(np.exp(_LAYER_SPREAD * best[count + i])) for key, i in shapes.items()}
+    return from_logs(best[:count], found, cluster.uncertainty)
 
 
 def _descend(

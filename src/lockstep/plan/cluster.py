@@ -68,13 +68,17 @@ class Level:
 
 @dataclass(frozen=True)
 class Cluster:
-    """``devices`` of one kind and the levels that join them."""
+    """``devices`` of one kind and the levels that join them.
+
+    ``uncertainty``: how many times further than usual calibration may move from the description.
+    """
 
     name: str
     devices: int
     device: Device
     levels: tuple[Level, ...]
     sources: tuple[str, ...] = ()
+    uncertainty: float = 1.0
 
     def with_level(self, name: str, **changes: Any) -> Cluster:
         """The same cluster with numbers of one level changed, such as ``with_level("network", gb_s=12.5)``."""
@@ -163,6 +167,7 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
         ) from error
     numbers = {"memory_gb": device.memory_gb, "memory_gb_s": device.memory_gb_s, "cores": device.cores}
     numbers |= {f"matrix_tflops {name}": rate for name, rate in device.matrix_tflops.items()}
+    numbers["uncertainty"] = description.get("uncertainty", 1.0)
     numbers |= {f"gb_s of level {level.name}": level.gb_s for level in levels}
     for name, value in numbers.items():
         if not isinstance(value, (int, float)) or not value > 0:
@@ -170,4 +175,5 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
     if not levels or any(b.size < a.size for a, b in pairwise(levels)):
         raise LockstepError(f"cluster description {kind!r}: levels must be listed from the inside out, sizes growing.")
     sources = tuple(str(source) for source in description.get("sources", []))
-    return Cluster(f"{devices}x{device.name}", devices, device, levels, sources)
+    uncertainty = float(description.get("uncertainty", 1.0))
+    return Cluster(f"{devices}x{device.name}", devices, device, levels, sources, uncertainty)

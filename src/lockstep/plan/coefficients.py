@@ -88,9 +88,9 @@ PRIOR: dict[str, float] = {
 FITTED = tuple(name.name for name in fields(Coefficients) if name.name in PRIOR)
 
 
-def from_logs(logs: Column, layer: Mapping[Key, float] | None = None) -> Coefficients:
-    """Coefficients from values in standard deviations of the prior, in the order of ``FITTED``."""
-    values = {name: float(np.exp(PRIOR[name] * z)) for name, z in zip(FITTED, logs, strict=True)}
+def from_logs(logs: Column, layer: Mapping[Key, float] | None = None, spread: float = 1.0) -> Coefficients:
+    """Coefficients from values in standard deviations of the prior (times ``spread``), in the order of ``FITTED``."""
+    values = {name: float(np.exp(spread * PRIOR[name] * z)) for name, z in zip(FITTED, logs, strict=True)}
     return replace(Coefficients(), **values, layer=dict(layer or {}))
 
 

@@ -83,6 +83,11 @@ class _Machine:
     factors: Coefficients
     dtype: str
 
+    @property
+    def ceiling(self) -> float:
+        """The most that a product reaches of the described rate: all of it, unless that rate was measured itself."""
+        return 1.0 if self.device.matrix_efficiency < 1 else float("inf")
+
     def product(self, m: Any, n: Any, k: Any, count: Any = 1.0) -> Column:
         """Seconds of ``count`` products [m, k] x [k, n]: whole waves of tiles, slower for a short inner dimension."""
         cores, best = self.device.cores, np.inf
@@ -92,12 +97,12 @@ class _Machine:
                 padded = np.ceil(tiles / cores) * cores * height * width * 2.0 * k / efficiency
                 best = np.minimum(best, padded)
         reached = self.device.matrix_efficiency * self.factors.matrix
-        rate = self.device.matrix_tflops[self.dtype] * 1e12 * np.minimum(reached, 1.0)
+        rate = self.device.matrix_tflops[self.dtype] * 1e12 * np.minimum(reached, self.ceiling)
         seconds: Column = best * (1 + self.device.half_k * self.factors.half_k / k) / rate
         return seconds
 
     def flops(self, amount: Column, efficiency: float) -> Column:
-        reached = min(self.device.matrix_efficiency * self.factors.matrix, 1.0) * efficiency
+        reached = min(self.device.matrix_efficiency * self.factors.matrix, self.ceiling) * efficiency
         return amount / (self.device.matrix_tflops[self.dtype] * 1e12 * reached)
 
     def stream(self, size: Column) -> Column:

@@ -39,6 +39,7 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30 / processes
     content = {
         "name": "this-machine",
+        "uncertainty": 6,
         "device": {
             "matrix_tflops": {"bf16": best / 1e12, "fp32": _curve(rates["fp32"])[1] / 1e12},
             "memory_gb": round(memory, 1), "memory_gb_s": round(_copies(threads) / 1e9, 2), "cores": threads,
