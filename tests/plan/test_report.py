@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lockstep.plan import Batch, Coefficients, Layout, load_cluster, model_shape, predict, rank_memory, search
-from lockstep.plan.refine import plan_simulation
+from lockstep.plan.per_stage import plan_simulation
 from lockstep.plan.report import report
 from lockstep.plan.report_page import pareto, save_report
 

@@ -8,7 +8,7 @@ from lockstep.plan.decoder_config import decoder_config
 from lockstep.train.dryrun import dry_run
 
 SIZES = {"intermediate": 2816, "kv_heads": 4, "head_dim": 64, "gated": True}
-KEYS = ("pp", "dp", "fsdp", "schedule", "recompute", "recompute_layers")
+KEYS = ("pp", "dp", "fsdp", "schedule", "recompute", "recompute_layers", "recompute_per_stage")
 
 
 def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[float, float]:
@@ -36,6 +36,8 @@ def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[f
         (Layout(pp=4, micro_batch=2, schedule="gpipe"), 16, False, 3),
         (Layout(pp=4, micro_batch=4, recompute="full"), 16, False, 1),
         (Layout(pp=2, micro_batch=4, recompute_layers=2), 8, False, 0),
+        (Layout(pp=2, micro_batch=4, recompute_per_stage=(3, 0)), 8, False, 0),
+        (Layout(pp=2, micro_batch=4, recompute_per_stage=(3, 0)), 8, False, 1),
         (Layout(pp=2, micro_batch=4, schedule="zb-h1"), 16, False, 1),
         (Layout(pp=2, micro_batch=4, schedule="interleaved", chunks=2), 16, False, 0),
     ],

@@ -83,7 +83,7 @@ LAYOUTS = {
     "dp2": {"dp": 2},
     "dp3, moments sharded": {"dp": 3, "fsdp": 1},
     "pp2 1f1b": {"pp": 2, "recompute_layers": 1},
-    "pp2 zb-v": {"pp": 2, "schedule": "zb-v", "layers_per_stage": [2, 2]},
+    "pp2 zb-v": {"pp": 2, "schedule": "zb-v", "layers_per_stage": [2, 2], "recompute_per_stage": [1, 0]},
     "pp2 dp2, moments sharded": {"pp": 2, "dp": 2, "fsdp": 1, "schedule": "zb-h1", "recompute": "full"},
     "one process that recomputes": {"recompute": "full"},
     "tp2": {"tp": 2},
@@ -304,7 +304,7 @@ def test_a_plan_is_run_as_it_is(tiny: Tiny, tmp_path: Path) -> None:
     config = tiny(model={**MODEL, "vocab_size": 300})
     shape = planner_shape(config.model)
     batch = Batch(8, 16)
-    chosen = Layout(pp=2, micro_batch=2, schedule="zb-h1", recompute="full")
+    chosen = Layout(pp=2, micro_batch=2, schedule="zb-h1", recompute_per_stage=(1, 0))
     Plan(shape, "2xcpu", batch, chosen, predict(shape, chosen, "2xA100-80", batch)).save(tmp_path / "plan.yaml")
     found = planned(config, tmp_path / "plan.yaml")
     assert (found.train.micro_batch, found.train.micro_batches, found.data.seq_len) == (2, 4, 16)

@@ -41,3 +41,5 @@ class ParallelConfig(Section):
     attention scores, which the attention kernel never keeps: the same as `none`."""
     recompute_layers: int = Field(default=0, ge=0)
     """With `none` and `selective`: how many layers of each stage are recomputed."""
+    recompute_per_stage: Annotated[tuple[int, ...], BeforeValidator(_as_tuple)] = ()
+    """Instead of `recompute_layers`: a number for each pipeline stage."""

@@ -41,6 +41,8 @@ class Layout:
     ``recompute_layers``: layers of every stage that are recomputed fully where ``recompute`` keeps more.
     ``offload_layers``: layers of every stage, not recomputed, whose activations wait in host memory.
     ``overlap``: gradients are reduced behind the backward of the last micro-batch. ``layers_per_stage``: empty = even.
+    ``recompute_per_stage``, ``offload_per_stage``: instead of ``recompute_layers`` and ``offload_layers``, a number for
+    each stage; empty = the same on all.
     """
 
     pp: int = 1
@@ -58,6 +60,23 @@ class Layout:
     sequence_parallel: bool = True
     overlap: bool = True
     layers_per_stage: tuple[int, ...] = ()
+    recompute_per_stage: tuple[int, ...] = ()
+    offload_per_stage: tuple[int, ...] = ()
+
+    @property
+    def by_stage(self) -> bool:
+        """Whether stages differ in what they recompute or offload."""
+        return bool(self.recompute_per_stage or self.offload_per_stage)
+
+    @property
+    def recomputed(self) -> tuple[int, ...]:
+        """Layers that are recomputed fully where ``recompute`` keeps more, of every stage."""
+        return self.recompute_per_stage or (self.recompute_layers,) * self.pp
+
+    @property
+    def offloaded(self) -> tuple[int, ...]:
+        """Layers that are offloaded, of every stage."""
+        return self.offload_per_stage or (self.offload_layers,) * self.pp
 
     @property
     def devices(self) -> int:
@@ -73,12 +92,21 @@ class Layout:
         parts = [*axes, f"mb{self.micro_batch}"] + ([f"fsdp{self.fsdp}"] if self.fsdp else [])
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
-        some = f" + {self.recompute_layers} layers" if self.recompute_layers else ""
-        away = [f"offload {self.offload_layers} layers"] if self.offload_layers else []
+        some = f" + {_counts(self.recomputed)} layers" if any(self.recomputed) else ""
+        away = [f"offload {_counts(self.offloaded)} layers"] if any(self.offloaded) else []
         return " ".join([*parts, f"recompute {self.recompute}{some}", *away])
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "layers_per_stage": list(self.layers_per_stage)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in PER_STAGE}}
+
+
+PER_STAGE = ("layers_per_stage", "recompute_per_stage", "offload_per_stage")
+"""Fields of ``Layout`` with a number for each stage, or none."""
+
+
+def _counts(by_stage: tuple[int, ...]) -> str:
+    """One number if it is that of every stage: ``3``, otherwise ``3/3/1/0``."""
+    return "/".join(map(str, by_stage if len(set(by_stage)) > 1 else by_stage[:1]))
 
 
 def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) -> None:
@@ -107,6 +135,11 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
             layout.layers_per_stage
             and (len(layout.layers_per_stage) != layout.pp or sum(layout.layers_per_stage) != shape.layers),
             f"layers_per_stage {layout.layers_per_stage} must be {layout.pp} numbers that sum to {shape.layers}",
+        ),
+        (
+            any(len(getattr(layout, name)) not in (0, layout.pp) for name in PER_STAGE),
+            f"recompute_per_stage {layout.recompute_per_stage} and offload_per_stage {layout.offload_per_stage} must "
+            f"be {layout.pp} numbers each, or empty",
         ),
     )
     for wrong, message in problems:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from lockstep.errors import LockstepError
-from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.layout import PER_STAGE, Batch, Layout
 from lockstep.plan.predict import Prediction
 from lockstep.plan.shape import ModelShape
 
@@ -62,7 +62,7 @@ def load_plan(path: str | Path) -> Plan:
         raise LockstepError(f"plan file {path}: expected `plan: {_VERSION}` in it; write it anew with `lockstep plan`.")
     try:
         layout = dict(content["layout"])
-        layout["layers_per_stage"] = tuple(layout.get("layers_per_stage", ()))
+        layout |= {name: tuple(layout.get(name, ())) for name in PER_STAGE}
         return Plan(
             ModelShape(**content["model"]),
             str(content["cluster"]),

@@ -13,6 +13,7 @@ from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import PARTS, Memory, memory
+from lockstep.plan.per_stage import stages_memory, stages_step_time
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.steptime import StepTime, step_time
 
@@ -58,9 +59,19 @@ def predict(
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     check_layout(layout, shape, batch, place.devices)
     check_dtype(place, dtype)
+    return layout_prediction(shape, layout, place, batch, coefficients or Coefficients(), dtype)
+
+
+def layout_prediction(
+    shape: ModelShape, layout: Layout, cluster: Cluster, batch: Batch, factors: Coefficients, dtype: str
+) -> Prediction:
+    """One layout that suits the model and the cluster; stage by stage (and simulated) where its stages differ."""
     rows = layout_columns(shape, [layout], batch)
-    factors = coefficients or Coefficients()
-    return prediction(shape, rows, step_time(rows, place, factors, dtype), memory(rows), 0, place, batch, dtype)
+    if layout.by_stage:
+        times = stages_step_time(shape, layout, batch, cluster, factors, dtype)
+        held = stages_memory(shape, layout, batch)
+        return prediction(shape, rows, times, held, 0, cluster, batch, dtype, bubble=float(times.bubble[0]))
+    return prediction(shape, rows, step_time(rows, cluster, factors, dtype), memory(rows), 0, cluster, batch, dtype)
 
 
 def check_dtype(cluster: Cluster, dtype: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.parallel.schedules import Step, Table, schedule
+from lockstep.parallel.schedules import Step, Table
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import (
@@ -26,7 +26,7 @@ from lockstep.plan.memory import (
     sums_when_reducing,
     working_bytes,
 )
-from lockstep.plan.refine import layers_of_chunks
+from lockstep.plan.refine import layers_of_chunks, table_of
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import held
 
@@ -86,9 +86,9 @@ def rank_memory(
         raise LockstepError(f"rank {rank} is not in the mesh: {layout.describe()} has ranks 0 to {layout.devices - 1}.")
     stage = rank // (layout.dp * layout.cp * layout.tp)
     rows = layout_columns(shape, [layout], batch)
-    table = schedule(layout.schedule, layout.pp, layout.micro_batches(batch), chunks=layout.chunks)
+    table = table_of(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks)
     layers = layers_of_chunks(layout, shape.layers)
-    mine = _stage_rows(rows, float(sum(layers[stage])))
+    mine = _stage_rows(rows, layout, stage, float(sum(layers[stage])))
     last = table.groups - 1 in (groups := [table.group(stage, chunk) for chunk in range(layout.chunks)])
     uses = float(0 in groups) + float(last and not (shape.tied and 0 in groups))
     owns = uses - float(shape.tied and 0 in groups and not last)  # a tied embedding is the last stage's
@@ -178,7 +178,8 @@ class _Walk:
         return 2 * len(near - {self.stage})
 
 
-def _stage_rows(rows: Columns, layers: float) -> Columns:
+def _stage_rows(rows: Columns, layout: Layout, stage: int, layers: float) -> Columns:
     """The row as seen from a stage with so many layers."""
     count: Column = np.array([layers])
-    return replace(rows, slow_layers=count, last_layers=count)
+    again, away = (np.array([float(counts[stage])]) for counts in (layout.recomputed, layout.offloaded))
+    return replace(rows, slow_layers=count, last_layers=count, recompute_layers=again, offload_layers=away)

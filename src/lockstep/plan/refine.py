@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from lockstep.parallel.schedules import StageTimes, Table, schedule
-from lockstep.plan.cluster import Cluster
-from lockstep.plan.coefficients import Coefficients
-from lockstep.plan.columns import Columns, layout_columns
-from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Batch, Layout
-from lockstep.plan.memory import stage_bytes
-from lockstep.plan.shape import ModelShape
-from lockstep.plan.simulate import Simulation, simulate
-from lockstep.plan.steptime import StepTime, step_time
+from lockstep.plan.columns import Columns
+from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Layout
+from lockstep.plan.simulate import simulate
+from lockstep.plan.steptime import StepTime
 
 _STEADY = 3
 """After this many rounds of micro-batches per stage a schedule repeats: more are extrapolated."""
@@ -43,15 +40,15 @@ def uneven(layout: Layout, layers: int, head_layers: float) -> list[Layout]:
 def simulation_cost(rows: Columns, row: int) -> float:
     """Steps to simulate, in steps of a classic schedule."""
     name = SCHEDULES[int(rows.schedule[row])]
-    return _simulated(rows, row) * float(rows.pp[row] * rows.chunks[row]) * 3 * _WEIGHT.get(name, 1.0)
+    return simulated_micro_batches(rows, row) * float(rows.pp[row] * rows.chunks[row]) * 3 * _WEIGHT.get(name, 1.0)
 
 
 def simulated_bubble(rows: Columns, times: StepTime, row: int, layout: Layout) -> float:
     """Seconds of bubble and head imbalance beyond the slowest stage's own work, from the event simulator."""
-    m, used = int(rows.micro_batches[row]), _simulated(rows, row)
+    m, used = int(rows.micro_batches[row]), simulated_micro_batches(rows, row)
     name, chunks = SCHEDULES[int(rows.schedule[row])], int(rows.chunks[row])
-    stages = _stage_times(rows, times, row, layout)
-    table = _table(name, layout.pp, used, chunks)
+    stages = stage_times(rows, times, [row] * layout.pp, layout)
+    table = table_of(name, layout.pp, used, chunks)
     # Transfers are counted in the closed form's pp part; only the order of the work is simulated here.
     run = simulate(table, stages)
     f, b, w = stages.grids(layout.pp, chunks)
@@ -59,39 +56,28 @@ def simulated_bubble(rows: Columns, times: StepTime, row: int, layout: Layout) -
     return max(0.0, run.makespan + (m - used) * busiest - m * float(times.slowest[row]))
 
 
-def plan_simulation(
-    shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str = "bf16"
-) -> Simulation:
-    """The pipeline of one layout as the simulator runs it: seconds, and GB of activations; as many micro-batches as
-    it takes to reach the steady state and leave it."""
-    rows = layout_columns(shape, [layout], batch)
-    times = step_time(rows, cluster, factors, dtype)
-    table = _table(layout.schedule, layout.pp, _simulated(rows, 0), layout.chunks)
-    held = float(stage_bytes(rows)[0]) / 1e9
-    return simulate(table, _stage_times(rows, times, 0, layout), float(times.hop[0]), m_b=held)
-
-
-def _simulated(rows: Columns, row: int) -> int:
+def simulated_micro_batches(rows: Columns, row: int) -> int:
     """Micro-batches that are simulated: a whole number of rounds."""
     m, p = int(rows.micro_batches[row]), int(rows.pp[row])
     return m if m <= _STEADY * p else _STEADY * p + m % p
 
 
 @lru_cache(maxsize=256)
-def _table(name: str, stages: int, micro_batches: int, chunks: int) -> Table:
+def table_of(name: str, stages: int, micro_batches: int, chunks: int) -> Table:
     return schedule(name, stages, micro_batches, chunks=chunks)
 
 
-def _stage_times(rows: Columns, times: StepTime, row: int, layout: Layout) -> StageTimes:
-    """Times per device and chunk: layers of the stage, the head where the last layers are."""
+def stage_times(rows: Columns, times: StepTime, of: Sequence[int], layout: Layout) -> StageTimes:
+    """Times per device and chunk, the head where the last layers are. ``of``: each device's row."""
     p, v = layout.pp, layout.chunks
-    layers = layers_of_chunks(layout, int(rows.layers[row]))
-    unit = float(rows.layers[row]) / p
-    parts = [float(getattr(times, n)[row]) / unit for n in ("forward", "input_gradient", "weight_gradient")]
-    cells = [[[part * n for n in chunks] for chunks in layers] for part in parts]
-    device, chunk = next((d, c) for d in range(p) for c in range(v) if _group(layout, d, c) == p * v - 1)
+    layers = layers_of_chunks(layout, int(rows.layers[0]))
+    unit = float(rows.layers[0]) / p
+    parts = [getattr(times, name) / unit for name in ("forward", "input_gradient", "weight_gradient")]
+    cells = [[[float(part[row]) * n for n in chunks] for row, chunks in zip(of, layers, strict=True)] for part in parts]
+    device = head_device(layout)
+    chunk = next(c for c in range(v) if _group(layout, device, c) == p * v - 1)
     for grid in cells:
-        grid[device][chunk] += float(times.head[row]) / 3
+        grid[device][chunk] += float(times.head[of[device]]) / 3
     return StageTimes(cells[0], cells[1], cells[2])
 
 
@@ -99,6 +85,11 @@ def layers_of_chunks(layout: Layout, layers: int) -> list[list[int]]:
     """``[device][chunk]``: layers of every chunk; as even as it goes unless the layout says."""
     groups = layout.layers_per_stage or _spread(layers, layout.pp * layout.chunks)
     return [[groups[_group(layout, d, c)] for c in range(layout.chunks)] for d in range(layout.pp)]
+
+
+def head_device(layout: Layout) -> int:
+    """The stage that has the last layers, and so the head."""
+    return 0 if layout.schedule in TWO_CHUNKS else layout.pp - 1
 
 
 def _group(layout: Layout, device: int, chunk: int) -> int:

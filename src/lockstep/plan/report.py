@@ -24,6 +24,10 @@ def report(plans: Sequence[Plan], cluster: str | Cluster) -> str:
     ]
     if cut := best.layout.layers_per_stage:
         lines.append(f"      layers per stage: {' '.join(map(str, cut))}")
+    if best.layout.by_stage:
+        lines.append(f"      recomputed per stage: {' '.join(map(str, best.layout.recomputed))}")
+    if best.layout.offload_per_stage and any(best.layout.offloaded):
+        lines.append(f"      offloaded per stage: {' '.join(map(str, best.layout.offloaded))}")
     lines += [
         f"time    {_breakdown(best.prediction.parts, best.prediction.step_s, 's')}",
         f"memory  {_breakdown(best.prediction.memory_parts, best.prediction.memory_gb, 'GB')}",

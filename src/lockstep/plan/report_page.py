@@ -11,8 +11,8 @@ import numpy as np
 from lockstep.plan.candidates import Pins
 from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.per_stage import plan_simulation
 from lockstep.plan.planfile import Plan
-from lockstep.plan.refine import plan_simulation
 from lockstep.plan.search import Evaluated, evaluate
 from lockstep.plan.timeline import save_timeline, timeline_html
 

@@ -18,13 +18,16 @@ from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.planfile import Plan
-from lockstep.plan.predict import Prediction, check_dtype, prediction
+from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction
 from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
 from lockstep.plan.savings import with_savings
 from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
 
 _FINALISTS = 100
+_BY_STAGE = 6
+"""Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
 _SIMULATED_STEPS = 40_000
 """Simulation stops after so many steps of work (a few seconds); the finalists after it keep their closed form."""
 
@@ -60,6 +63,7 @@ def search(
     order = np.argsort(seconds, kind="stable")[:_FINALISTS]
     finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
     ranked = _refine(shape, finalists, place, batch, factors, dtype)
+    ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins or {})
     plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in ranked[: max(1, top)]]
     return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
 
@@ -123,6 +127,32 @@ def _refine(
         (variants[i], prediction(shape, rows, times, held, i, place, batch, dtype, bubbles.get(i))) for i in chosen
     ]
     return sorted(found, key=lambda pair: pair[1].step_s)
+
+
+def _by_stage(
+    shape: ModelShape,
+    ranked: list[tuple[Layout, Prediction]],
+    place: Cluster,
+    batch: Batch,
+    factors: Coefficients,
+    dtype: str,
+    pins: Pins,
+) -> list[tuple[Layout, Prediction]]:
+    """The ranking with the best pipelines that recompute or offload also stage by stage, where that is faster."""
+    fitting = {_without_layers(layout) for layout, _ in ranked}
+    first: dict[Layout, tuple[Layout, Prediction]] = {}
+    for layout, found in ranked:
+        if saves(layout, pins) and plain(layout) not in fitting:
+            first.setdefault(plain(layout), (layout, found))
+    more = list(ranked)
+    for layout, found in list(first.values())[:_BY_STAGE]:
+        better = balanced(shape, layout, batch, place, factors, dtype, pins)
+        if better is None:
+            continue
+        its = layout_prediction(shape, better, place, batch, factors, dtype)
+        if its.fits and its.step_s < found.step_s:
+            more.append((better, its))
+    return sorted(more, key=lambda pair: pair[1].step_s)
 
 
 def _without_layers(layout: Layout) -> Layout:

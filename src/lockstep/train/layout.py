@@ -10,6 +10,7 @@ from lockstep.errors import LockstepError
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
+from lockstep.parallel.recompute import RecomputePolicy
 from lockstep.parallel.schedules import Table, check, load_table, schedule
 from lockstep.parallel.stages import stages_of
 from lockstep.parallel.tree import spread
@@ -28,7 +29,7 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
         raise LockstepError(
             f"parallel asks for {asked.describe()}, but the mesh that was given is {mesh.shape.describe()}"
         )
-    recomputes = parallel.recompute == "full" or parallel.recompute_layers > 0
+    recomputes = any(recompute_policy(parallel, s) != RecomputePolicy("none") for s in range(parallel.pp))
     if mesh.shape.size == 1 and not recomputes and shape.canonical_tp == 1:
         return None
     if shape.router_aux_loss:
@@ -41,6 +42,12 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
     table = _table(parallel, count)
     stages = stages_of(shape.num_layers, table, shape.tie_embeddings, parallel.layers_per_stage)
     return Partition(shape, mesh, table, stages)
+
+
+def recompute_policy(parallel: ParallelConfig, stage: int) -> RecomputePolicy:
+    """What a stage recomputes."""
+    layers = parallel.recompute_per_stage[stage] if parallel.recompute_per_stage else parallel.recompute_layers
+    return RecomputePolicy("full" if parallel.recompute == "full" else "none", layers)
 
 
 def _table(parallel: ParallelConfig, micro_batches: int) -> Table:
@@ -72,6 +79,11 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
         raise LockstepError(
             f"parallel.fsdp is {parallel.fsdp}: sharded gradients (2) and weights (3) are planned for, but not run in "
             "this version; set it to 1, which shards the optimizer's moments (with `lockstep plan`: --pin fsdp=1)"
+        )
+    if len(parallel.recompute_per_stage) not in (0, parallel.pp) or min(parallel.recompute_per_stage, default=0) < 0:
+        raise LockstepError(
+            f"parallel.recompute_per_stage is {list(parallel.recompute_per_stage)}: give {parallel.pp} numbers of at "
+            "least 0, one for each stage of parallel.pp, or leave it out"
         )
     if train.micro_batches < parallel.dp:
         raise LockstepError(

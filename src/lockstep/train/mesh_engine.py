@@ -14,13 +14,14 @@ from lockstep.model import Decoder, Model
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.recompute import RecomputePolicy, recomputing
+from lockstep.parallel.recompute import recomputing
 from lockstep.parallel.reduction import global_norm, reduce_runs
 from lockstep.parallel.shards import Run, Shards
 from lockstep.parallel.stages import TIED
 from lockstep.parallel.tree import NodeTree, spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
+from lockstep.train.layout import recompute_policy
 from lockstep.train.optimizer import AdamW
 from lockstep.train.peak import peak_resident, reset_peak
 from lockstep.train.signals import StopRequest
@@ -46,7 +47,7 @@ class OnMesh:
         self.owned = {name: parameters[name] for name in part.owned(list(parameters))}
         self.shards = Shards(self.owned, {name: part.local_cut(name) for name in self.owned}, mesh["dp"])
         self.moments = Moments(self.owned, self.shards, config.optimizer, model, config.parallel.fsdp)
-        policy = RecomputePolicy(config.parallel.recompute, config.parallel.recompute_layers)
+        policy = recompute_policy(config.parallel, mesh["pp"].index)
         held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
         self.pipeline = Pipeline(
             mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters,

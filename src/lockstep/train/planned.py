@@ -22,10 +22,10 @@ def planned(config: Config, file: Path) -> Config:
     shape = config.model if isinstance(config.model, ModelConfig) else load(config.model, numerics="fast").config
     check_model(plan, planner_shape(shape))
     layout, batch = plan.layout, plan.batch
-    if layout.offload_layers:
+    if any(layout.offloaded):
         raise LockstepError(
-            f"{file}: offload_layers is {layout.offload_layers}: activations in host memory are planned for, but not "
-            "run in this version; make the plan with --pin offload_layers=0"
+            f"{file}: {max(layout.offloaded)} layers of a stage are to be offloaded: activations in host memory are "
+            "planned for, but not run in this version; make the plan with --pin offload_layers=0"
         )
     degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
     choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers")}
@@ -33,6 +33,7 @@ def planned(config: Config, file: Path) -> Config:
     tree["parallel"] |= degrees | choices | {
         "chunks": layout.chunks if layout.schedule == "interleaved" else None,
         "layers_per_stage": list(layout.layers_per_stage) if layout.pp > 1 else [],
+        "recompute_per_stage": list(layout.recompute_per_stage),
     }  # fmt: skip
     tree["train"] |= {"micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch}
     tree["data"] |= {"seq_len": batch.seq}

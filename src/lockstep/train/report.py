@@ -48,8 +48,9 @@ def layout_line(parallel: ParallelConfig) -> str:
     parts = [MeshShape.of(parallel).describe()]
     if parallel.pp > 1:
         parts.append(parallel.schedule)
-    if parallel.recompute == "full" or parallel.recompute_layers:
-        some = "every layer" if parallel.recompute == "full" else f"{parallel.recompute_layers} layers a stage"
+    counts = parallel.recompute_per_stage or (parallel.recompute_layers,)
+    if parallel.recompute == "full" or any(counts):
+        some = "every layer" if parallel.recompute == "full" else f"{'/'.join(map(str, counts))} layers a stage"
         parts.append(f"recomputes {some}")
     if parallel.fsdp:
         parts.append("moments sharded")

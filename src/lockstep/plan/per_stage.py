@@ -1,0 +1,92 @@
+"""A layout whose stages recompute or offload each its own number of layers: its time and memory, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.memory import MARGIN, Memory, stage_bytes
+from lockstep.plan.rank_memory import RankMemory, rank_memory
+from lockstep.plan.refine import head_device, layers_of_chunks, simulated_micro_batches, stage_times, table_of
+from lockstep.plan.shape import ModelShape
+from lockstep.plan.simulate import Simulation, simulate
+from lockstep.plan.steptime import StepTime, step_time
+
+
+def stage_columns(shape: ModelShape, layout: Layout, batch: Batch) -> Columns:
+    """One row per stage: the layout as seen from it."""
+    rows = layout_columns(shape, [layout], batch).take(np.zeros(layout.pp, dtype=int))
+    layers = np.array([float(sum(chunks)) for chunks in layers_of_chunks(layout, shape.layers)])
+    again, away = (np.array(counts, dtype=np.float64) for counts in (layout.recomputed, layout.offloaded))
+    return replace(rows, slow_layers=layers, last_layers=layers, recompute_layers=again, offload_layers=away)
+
+
+def stages_step_time(
+    shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str = "bf16"
+) -> StepTime:
+    """The step, one row: the slowest stage's own work and communication, and the bubble from the event simulator."""
+    rows = stage_columns(shape, layout, batch)
+    times = step_time(rows, cluster, factors, dtype)
+    device = head_device(layout)
+    own = np.where(np.arange(layout.pp) == device, times.slowest, times.slowest - times.head)
+    slow, m = int(np.argmax(own)), float(rows.micro_batches[0])
+    found = {field.name: getattr(times, field.name)[slow : slow + 1] for field in fields(StepTime)}
+    found["slowest"] = own[slow : slow + 1]
+    found["compute"] = found["compute"] - (0.0 if slow == device else m * found["head"])
+    for name in ("exposed_dp", "optimizer"):  # at the end of the step all wait for the last
+        found[name] = getattr(times, name).max(keepdims=True)
+    found["bubble"] = np.array([_bubble(rows, times, layout, float(own[slow]))])
+    parts = ("compute", "bubble", "exposed_tp", "exposed_cp", "exposed_ep", "exposed_pp", "exposed_dp")
+    found["step"] = sum((found[name] for name in (*parts, "exposed_offload", "optimizer", "host")), np.zeros(1))
+    return StepTime(**found)
+
+
+def stages_memory(shape: ModelShape, layout: Layout, batch: Batch) -> Memory:
+    """The fullest stage at its fullest moment, one row."""
+    found = max((stage_memory(shape, layout, batch, stage) for stage in range(layout.pp)), key=lambda m: m.peak)
+    now = found.moments[found.peak_step]
+    parts = {
+        "weights": found.fixed["weights"],
+        "optimizer": found.fixed["optimizer"],
+        "gradients": now["gradients"],
+        "activations": now.get("activations", 0.0),
+        "working": now.get("working", 0.0) + now.get("messages", 0.0),
+        "logits": now.get("loss", 0.0),
+    }
+    held = {"buffers": found.fixed["buffers"], "margin": MARGIN * sum(parts.values())}
+    return Memory(**{name: np.array([value]) for name, value in (parts | held).items()})
+
+
+def stage_memory(shape: ModelShape, layout: Layout, batch: Batch, stage: int) -> RankMemory:
+    """Of one rank of a stage; its other ranks hold the same."""
+    return rank_memory(shape, layout, batch, stage * layout.dp * layout.cp * layout.tp)
+
+
+def plan_simulation(
+    shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str = "bf16"
+) -> Simulation:
+    """The pipeline of one layout as the simulator runs it: seconds, and GB of activations; as many micro-batches as
+    it takes to reach the steady state and leave it."""
+    if layout.by_stage:
+        rows, of = stage_columns(shape, layout, batch), list(range(layout.pp))
+    else:
+        rows, of = layout_columns(shape, [layout], batch), [0] * layout.pp
+    times = step_time(rows, cluster, factors, dtype)
+    table = table_of(layout.schedule, layout.pp, simulated_micro_batches(rows, 0), layout.chunks)
+    held = stage_bytes(rows) / 1e9 / layout.chunks
+    each = [[float(held[row])] * layout.chunks for row in of]
+    return simulate(table, stage_times(rows, times, of, layout), float(times.hop[0]), m_b=each)
+
+
+def _bubble(rows: Columns, times: StepTime, layout: Layout, slowest: float) -> float:
+    """Seconds beyond the slowest stage's own work; transfers are counted in the closed form's pp part."""
+    m, used = int(rows.micro_batches[0]), simulated_micro_batches(rows, 0)
+    stages = stage_times(rows, times, range(layout.pp), layout)
+    run = simulate(table_of(layout.schedule, layout.pp, used, layout.chunks), stages)
+    busy = [sum(sum(part) for part in parts) for parts in zip(*stages.grids(layout.pp, layout.chunks), strict=True)]
+    return max(0.0, run.makespan + (m - used) * max(busy) - m * slowest)

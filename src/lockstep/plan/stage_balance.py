@@ -1,0 +1,190 @@
+"""The best candidates of a search, stage by stage: layers, recomputation and offload of each under its own memory.
+
+The first stages of a pipeline hold the most micro-batches: what they must recompute, the last ones can keep. The
+balance program proposes a cut into stages; each stage of it, and of the even cut, then gives up as little as its own
+memory at every step of the schedule asks; the fastest in the simulator is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from lockstep.errors import LockstepError
+from lockstep.plan.balance import balance
+from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers
+from lockstep.plan.candidates import Pins
+from lockstep.plan.cluster import Cluster
+from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.compute import layer_time
+from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.memory import (
+    MARGIN,
+    buffer_bytes,
+    in_flight,
+    layer_bytes,
+    logits_bytes,
+    message_bytes,
+    plain_layer_bytes,
+    state_bytes,
+    working_bytes,
+)
+from lockstep.plan.per_stage import stage_memory, stages_step_time
+from lockstep.plan.refine import simulated_micro_batches
+from lockstep.plan.shape import ModelShape
+from lockstep.plan.steptime import step_time
+
+_STEPS = 8_000
+"""Longest schedule, in steps of all stages, whose memory is walked stage by stage."""
+
+
+def saves(layout: Layout, pins: Pins) -> bool:
+    """Whether a layout recomputes or offloads on every stage what some stages could keep, and may choose."""
+    fixed = "recompute" in pins or "recompute_layers" in pins
+    gives_up = layout.recompute == "full" or layout.recompute_layers or layout.offload_layers
+    return layout.pp > 1 and layout.chunks == 1 and bool(gives_up) and not fixed
+
+
+def plain(layout: Layout) -> Layout:
+    """The layout with nothing recomputed fully or offloaded, cut evenly."""
+    kind = "none" if layout.recompute == "full" else layout.recompute
+    return replace(layout, recompute=kind, recompute_layers=0, offload_layers=0, layers_per_stage=())
+
+
+def balanced(
+    shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str, pins: Pins
+) -> Layout | None:
+    """The layout with layers, recomputation and offload of each stage: the fastest under the memory of all stages.
+
+    None where no cut that was tried fits, or where the schedule is too long to walk.
+    """
+    base = plain(layout)
+    if 3 * base.pp * base.micro_batches(batch) > _STEPS:
+        return None
+    found = []
+    for cut in {layout.layers_per_stage, (), *_proposed(shape, base, batch, cluster, factors, dtype)}:
+        settled = _settled(shape, replace(base, layers_per_stage=cut), batch, cluster, factors, pins)
+        if settled is not None:
+            found.append((float(stages_step_time(shape, settled, batch, cluster, factors, dtype).step[0]), settled))
+    return min(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _settled(
+    shape: ModelShape, cut: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, pins: Pins
+) -> Layout | None:
+    """The cut with as little given up on every stage as its memory asks; None if all is not enough on one."""
+    layers = cut.layers_per_stage or _even(shape.layers, cut.pp)
+    away = 0 if "offload_layers" in pins else _hidden_layers(shape, cut, batch, cluster, factors)
+    again, offloaded = [0] * cut.pp, [0] * cut.pp
+    for stage, count in enumerate(layers):
+
+        def fits(recompute: int, offload: int, stage: int = stage) -> bool:
+            tried = replace(
+                cut,
+                recompute_per_stage=tuple(recompute if s == stage else 0 for s in range(cut.pp)),
+                offload_per_stage=tuple(offload if s == stage else 0 for s in range(cut.pp)),
+            )
+            return stage_memory(shape, tried, batch, stage).peak <= cluster.device.capacity
+
+        choice = _least(count, min(away, count), int(pins.get("offload_layers", 0)), fits)
+        if choice is None:
+            return None
+        again[stage], offloaded[stage] = choice
+    return replace(cut, recompute_per_stage=tuple(again), offload_per_stage=tuple(offloaded))
+
+
+def _least(count: int, most: int, pinned: int, fits: Callable[[int, int], bool]) -> tuple[int, int] | None:
+    """Layers of a stage to recompute and to offload: nothing, else what hides, else the fewest recomputed.
+
+    ``most``: layers whose offload hides; ``pinned``: layers that must be offloaded.
+    """
+    if fits(0, pinned):
+        return 0, pinned
+    if most and fits(0, most):
+        return 0, _first(1, most, partial(fits, 0))
+    ways = []
+    for offload in {pinned} if pinned else {0, most}:
+        beside = partial(_swapped, fits, offload)
+        if offload <= count and beside(count - offload):
+            ways.append((_first(0, count - offload, beside), offload))
+    return min(ways) if ways else None
+
+
+def _swapped(fits: Callable[[int, int], bool], offload: int, recompute: int) -> bool:
+    return fits(recompute, offload)
+
+
+def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """The least number from ``low`` to ``high`` that fits; ``high`` does."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+def _hidden_layers(shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients) -> int:
+    """Layers of a stage whose offload hides behind its forward and has room in the host's memory."""
+    rows = layout_columns(shape, [layout], batch)
+    each = plain_layer_bytes(rows)
+    forward = layer_time(rows, cluster.device, factors).forward * rows.slow_layers
+    hides = forward * cluster.device.host_gb_s * 1e9 / each
+    room = cluster.device.host_memory_gb * 1e9 / (each * in_flight(rows))
+    return int(np.minimum(hides, room)[0])
+
+
+def _proposed(
+    shape: ModelShape, base: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str
+) -> Iterator[tuple[int, ...]]:
+    """The cut of the balance program, whose memory is linear in the layers; none if no cut fits by its measure."""
+    try:
+        yield tuple(balance(_problem(shape, base, batch, cluster, factors, dtype)).layers)
+    except LockstepError:
+        return
+
+
+def _problem(
+    shape: ModelShape, base: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str
+) -> BalanceProblem:
+    """Times in seconds of one micro-batch, memory in bytes with the margin."""
+    ways = [base, replace(base, recompute="full")]
+    rows = layout_columns(shape, ways, batch)
+    times = step_time(rows, cluster, factors, dtype)
+    unit, margin = shape.layers / base.pp, 1 + MARGIN
+    keeps = tuple(
+        Keep(
+            name,
+            float(times.forward[i]) / unit,
+            float(times.input_gradient[i]) / unit,
+            float(layer_bytes(rows)[i]) * margin,
+            float(times.weight_gradient[i]) / unit,
+        )
+        for i, name in enumerate(("none", "full"))
+    )
+    # A stage with one layer more, and with embedding or head: weights, moments, and two sums of gradients.
+    row, one = rows.take([0]), np.ones(1)
+    bare, more = (replace(row, slow_layers=n * one) for n in (1.0, 2.0))
+    layer, ends = (_states(more, 0.0) - _states(bare, 0.0)) * margin, (_states(bare, 1.0) - _states(bare, 0.0)) * margin
+    passing = float((working_bytes(row) + 2 * message_bytes(row))[0]) * margin + float(buffer_bytes(row)[0])
+    return BalanceProblem(
+        stages=base.pp,
+        micro_batches=simulated_micro_batches(rows, 0),
+        layers=(Layers("layers", shape.layers, layer, keeps),),
+        memory_limit=cluster.device.capacity - passing,
+        head=End(0.0, ends),
+        tail=End(float(times.head[0]) / 3, ends + float(logits_bytes(row)[0]) * margin),
+        schedule=base.schedule,
+    )
+
+
+def _states(row: Columns, vocabularies: float) -> float:
+    weights, gradient, optimizer = state_bytes(row, np.array([vocabularies]))
+    return float((weights + 2 * gradient + optimizer)[0])
+
+
+def _even(layers: int, stages: int) -> tuple[int, ...]:
+    short, longer = divmod(layers, stages)
+    return tuple(short + (stage < longer) for stage in range(stages))
