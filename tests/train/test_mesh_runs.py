@@ -308,7 +308,7 @@ def test_a_plan_is_run_as_it_is(tiny: Tiny, tmp_path: Path) -> None:
     Plan(shape, "2xcpu", batch, chosen, predict(shape, chosen, "2xA100-80", batch)).save(tmp_path / "plan.yaml")
     found = planned(config, tmp_path / "plan.yaml")
     assert (found.train.micro_batch, found.train.micro_batches, found.data.seq_len) == (2, 4, 16)
-    assert (found.parallel.pp, found.parallel.schedule, found.parallel.recompute) == (2, "zb-h1", "full")
+    assert (found.parallel.pp, found.parallel.schedule, found.parallel.recompute_per_stage) == (2, "zb-h1", (1, 0))
     other = tiny(model={**MODEL, "num_layers": 6})
     with pytest.raises(LockstepError, match="another model: layers 4 in the plan, 6 in the model"):
         planned(other, tmp_path / "plan.yaml")
