@@ -14,7 +14,8 @@ class CompileConfig(Section):
 
     level: Literal["O0", "O1", "O2"] = "O0"
     """`O0` runs operator by operator, `O1` compiles each kind of block once, `O2` makes the whole step one program
-    over one static memory plan. `numerics: fast` always runs as O0."""
+    over one static memory plan. Under `numerics: fast` a model always runs as O0, and a module that is given to
+    `Trainer` by `torch.compile`."""
     disable_pass: list[str] = Field(default_factory=list)
     """Passes to leave out (`docs/compile.md` names them)."""
     only_pass: list[str] = Field(default_factory=list)

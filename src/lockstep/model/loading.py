@@ -82,6 +82,12 @@ def resolve(path_or_alias: str | Path) -> Path:
             f"{path} is a checkpoint of adapters, not a model: `lockstep train --out {path.parent.parent} --resume "
             "--set train.export=true` finishes that run and writes the model (or, with lora.merge=false, the adapters)"
         )
+    if (path / "module.json").exists():
+        raise LockstepError(
+            f"{path} is a checkpoint of a torch.nn.Module ({read_json(path / 'module.json')['class']}), which only the "
+            "code that trained it can make again: load its weights there, module.load_state_dict("
+            f"safetensors.torch.load_file({str(path / 'model.safetensors')!r}))"
+        )
     return path
 
 

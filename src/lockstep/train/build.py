@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
 from lockstep.model.decoder import check_widths
+from lockstep.model.families import FAMILIES, hf_names
 from lockstep.model.families import check as check_family
 from lockstep.model.hash import hash_tensors
+from lockstep.model.hf_config import write_config
 from lockstep.model.init import draw
 from lockstep.model.lora import add_lora, has_lora, merge_lora, save_adapter
 from lockstep.ops import operators
@@ -23,8 +26,9 @@ from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.partition import Partition
 from lockstep.train.changes import same_corpus
 from lockstep.train.checkpoint import Checkpoint
-from lockstep.train.data import Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
+from lockstep.train.data import Batch, Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
 from lockstep.train.engine import Engine, OneProcess
+from lockstep.train.flops import step_flops
 from lockstep.train.layout import partition
 from lockstep.train.memory import check_memory
 from lockstep.train.mesh_engine import OnMesh
@@ -57,6 +61,43 @@ class Run:
     def adapters_only(self) -> bool:
         return self.base is not None
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.model.tokenizer
+
+    @property
+    def title(self) -> str:
+        """Whose block the model is made of."""
+        return self.shape.config.family
+
+    @property
+    def size(self) -> int:
+        """Parameters of the whole model, frozen ones included."""
+        return sum(p.numel() for p in self.shape.parameters())
+
+    def flops(self, batches: list[Batch]) -> float:
+        """Of a step."""
+        return step_flops(self.shape, batches, self.adapters_only)
+
+    def fixed(self) -> dict[str, Tensor]:
+        """What no gradient trains in a whole model (the bias of an expert choice): its checkpoint holds that too.
+        Adapters leave the frozen weights to the model they are of."""
+        return {} if self.adapters_only else _untrained(self.model.decoder)
+
+    def expected_fixed(self) -> dict[str, Tensor]:
+        """The same of the whole model, which this process may hold a part of (values mean nothing)."""
+        return {} if self.adapters_only else _untrained(self.shape)
+
+    def weights_file(self, ours: list[str]) -> tuple[str, dict[str, str]]:
+        """The weights' file stem in a checkpoint, and our names -> the names in it."""
+        if self.adapters_only:
+            return "adapters", {name: name for name in ours}
+        return "model", hf_names(ours, FAMILIES[self.shape.config.family])
+
+    def documents(self) -> dict[str, Any]:
+        """What makes a checkpoint of a whole model a Hugging Face directory."""
+        return {} if self.adapters_only else {"config": write_config(self.shape.config, "float32")}
+
 
 def build(
     config: Config,
@@ -83,7 +124,7 @@ def build(
     part = partition(config, shape, mesh)
     ops = operators(config.train.numerics)  # before the corpus is read: there may be no compiler
     with mesh.first_alone():
-        tokenizer, tokens = _data(config, start, out / "data", report, point)
+        tokenizer, tokens = prepare_data(config, start, out / "data", report, point)
     _check_vocabulary(config, shape, tokenizer)
     data = dataset(tokens, config.data.seq_len, config.train.seed)
     if part is not None and not part.whole:
@@ -160,9 +201,14 @@ def _slice(part: Partition, config: Config, start: Model | None) -> Decoder:
     return part.decoder(lambda name, shape: whole[name]).train()
 
 
-def _data(
+def _untrained(decoder: Decoder) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in decoder.named_parameters() if not p.requires_grad}
+
+
+def prepare_data(
     config: Config, start: Model | None, cache: Path, report: Report, point: Checkpoint | None
 ) -> tuple[Tokenizer, Tokens]:
+    """The tokenizer and the token file of a run; start: the loaded model that it begins with."""
     if point is not None and same_corpus(point.config(), config.model_dump(mode="json")):
         tokens = open_tokens(cache, point.document("state")["data"])
         if tokens is not None:

@@ -98,10 +98,7 @@ class OneProcess:
         return {name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state_dict()
 
     def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(weights[name])
-        self.optimizer.load_state_dict(moments, updates)
+        take(self.parameters, self.optimizer, weights, moments, updates)
 
     def expected(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         return self.state()
@@ -123,3 +120,17 @@ class OneProcess:
     @property
     def _compute(self) -> Compute:
         return Compute(self.model.ops, self.model.dtype)
+
+
+@torch.no_grad()
+def take(
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: AdamW,
+    weights: Mapping[str, Tensor],
+    moments: Mapping[str, Tensor],
+    updates: int,
+) -> None:
+    """Copy weights and moments, by name, into parameters and their optimizer."""
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
+    optimizer.load_state_dict(moments, updates)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from lockstep.config import Config
 from lockstep.errors import LockstepError
-from lockstep.train.build import Run
 from lockstep.train.checkpoint import newest_whole, step_path
 from lockstep.train.display import Display, StepLine
-from lockstep.train.flops import step_flops
 from lockstep.train.metrics import Writer
+from lockstep.train.module import AnyRun
 from lockstep.train.optimizer import clip_scale
 from lockstep.train.resume import Position, save
 from lockstep.train.schedule import lr_factor
@@ -26,7 +25,7 @@ class Loop:
 
     def __init__(
         self,
-        run: Run,
+        run: AnyRun,
         config: Config,
         out: Path,
         position: Position,
@@ -72,7 +71,7 @@ class Loop:
         if good:
             run.engine.update(found, lr, clip_scale(norm, self.config.optimizer.clip_norm))
         self.position = self.position.after(tokens, found.loss if good else None)
-        flops = step_flops(run.shape, batches, run.adapters_only)
+        flops = run.flops(batches)
         seconds = time.perf_counter() - began
         line = self._speed.line(self.position, found.loss, tokens, flops, seconds)
         self.display.step(line)

@@ -14,10 +14,10 @@ def plan_lines(trainer: Trainer) -> Iterator[str]:
     """Parameters, data and steps, before training begins."""
     run, config = trainer.run, trainer.config
     train = config.train
-    whole = sum(p.numel() for p in run.shape.parameters())
+    whole = run.size
     training = sum(p.numel() for p in run.engine.expected()[0].values())
     what = f"{amount(whole)} parameters"
-    yield f"model     {run.shape.config.family}, " + (
+    yield f"model     {run.title}, " + (
         what
         if training == whole
         else f"{what}, of which {amount(training)} in adapters train (rank {config.lora.rank})"

@@ -14,11 +14,7 @@ from torch import Tensor
 
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
-from lockstep.model.decoder import Decoder
-from lockstep.model.families import FAMILIES, hf_names
-from lockstep.model.hf_config import write_config
 from lockstep.ops.device_class import device_class
-from lockstep.train.build import Run
 from lockstep.train.changes import changes, refuse_changes
 from lockstep.train.checkpoint import (
     RUN_CONFIG,
@@ -32,6 +28,7 @@ from lockstep.train.checkpoint import (
     step_of,
     step_path,
 )
+from lockstep.train.module import AnyRun
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,12 @@ class Position:
         return Position(self.step + 1, self.updates + 1, self.tokens + tokens, 0, loss)
 
 
-def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
+def snapshot(run: AnyRun, config: Config, at: Position) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
     """The tensors (by our names) and the plain state that a checkpoint is made of; None on ranks that write none."""
     found = run.engine.state()
     if found is None:
         return None
-    tensors = {"model": _frozen(run, run.model.decoder) | found[0], "optimizer": found[1]}
+    tensors = {"model": run.fixed() | found[0], "optimizer": found[1]}
     state = {
         "position": asdict(at),
         "data": run.data.tokens.about.key,
@@ -71,15 +68,7 @@ def snapshot(run: Run, config: Config, at: Position) -> tuple[dict[str, dict[str
     return tensors, {"state": state, "config": config.model_dump(mode="json")}
 
 
-def _frozen(run: Run, decoder: Decoder) -> dict[str, Tensor]:
-    """What no gradient trains in a whole model (the bias of an expert choice): its checkpoint holds that too. Adapters
-    leave the frozen weights to the model they are of."""
-    if run.adapters_only:
-        return {}
-    return {name: p.detach() for name, p in decoder.named_parameters() if not p.requires_grad}
-
-
-def save(run: Run, config: Config, at: Position, out: Path) -> Path:
+def save(run: AnyRun, config: Config, at: Position, out: Path) -> Path:
     """Write the checkpoint of this position and remove those that need not stay.
 
     A checkpoint of a whole model is a Hugging Face directory too (float32 masters, config.json, tokenizer), so
@@ -92,26 +81,17 @@ def save(run: Run, config: Config, at: Position, out: Path) -> Path:
     wrong = [name for name, p in tensors["model"].items() if not torch.isfinite(p).all()]
     if wrong:
         raise LockstepError(f"not saved at step {at.step}: {wrong[0]} holds NaN or infinite weights")
-    stem, names = _weights_file(run, list(tensors["model"]))
+    stem, names = run.weights_file(list(tensors["model"]))
     files = {stem: {names[n]: t for n, t in tensors["model"].items()}, "optimizer": tensors["optimizer"]}
-    plain = {"state": documents["state"]}
-    if not run.adapters_only:
-        plain["config"] = write_config(run.shape.config, "float32")
+    plain = {"state": documents["state"], **run.documents()}
 
     def extra(folder: Path) -> None:
         save_config(config, folder / RUN_CONFIG)
-        run.model.tokenizer.save(folder)
+        run.tokenizer.save(folder)
 
     save_checkpoint(path, at.step, files, plain, version("lockstep"), device_class(), extra)
     prune(out, config.train.keep_last, config.train.keep_every)
     return path
-
-
-def _weights_file(run: Run, ours: list[str]) -> tuple[str, dict[str, str]]:
-    """The weights' file stem, and our names -> the names in it."""
-    if run.adapters_only:
-        return "adapters", {name: name for name in ours}
-    return "model", hf_names(ours, FAMILIES[run.shape.config.family])
 
 
 def locate(directory: Path, out: Path) -> Checkpoint:
@@ -129,14 +109,15 @@ def locate(directory: Path, out: Path) -> Checkpoint:
     return load_checkpoint(found[-1], directory)
 
 
-def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_changes: bool) -> Position:
+def restore(run: AnyRun, config: Config, point: Checkpoint, out: Path, allow_changes: bool) -> Position:
     """Put weights, moments and generator state into the run. Later checkpoints of the run are set aside."""
     state = point.document("state")
+    _check_kind(run, point)
     if not allow_changes:
         refuse_changes(point.path, _differences(run, config, point, state))
     expected, expected_moments = run.engine.expected()
-    expected = _frozen(run, run.shape) | expected
-    stem, names = _weights_file(run, list(expected))
+    expected = run.expected_fixed() | expected
+    stem, names = run.weights_file(list(expected))
     if not (point.path / f"{stem}.safetensors").exists():
         held = "a whole model" if run.adapters_only else "adapters"
         wanted = "adapters" if run.adapters_only else "the whole model"
@@ -149,7 +130,7 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     check_shapes(point.path, moments, expected_moments)
     at = Position(**state["position"])
     run.engine.load({ours: weights[theirs] for ours, theirs in names.items()}, moments, at.updates)
-    for name, own in _frozen(run, run.model.decoder).items():
+    for name, own in run.fixed().items():
         if not own.is_meta:  # of another stage's layers
             own.copy_(weights[names[name]])
     torch.set_rng_state(torch.from_numpy(np.frombuffer(base64.b64decode(state["rng"]), dtype=np.uint8).copy()))
@@ -159,7 +140,17 @@ def restore(run: Run, config: Config, point: Checkpoint, out: Path, allow_change
     return at
 
 
-def _differences(run: Run, config: Config, point: Checkpoint, state: dict[str, Any]) -> list[str]:
+def _check_kind(run: AnyRun, point: Checkpoint) -> None:
+    """A module's checkpoint goes into that module, and a model's into a model."""
+    held = point.document("module")["class"] if (point.path / "module.json").exists() else None
+    own = run.documents().get("module", {}).get("class")
+    if held != own:
+        theirs, ours = (f"the module {name}" if name else "a Lockstep model" for name in (held, own))
+        advice = f"give Trainer a module of class {held}" if held else "leave Trainer's module out"
+        raise LockstepError(f"checkpoint {point.path} holds {theirs}, but this run trains {ours}: {advice}")
+
+
+def _differences(run: AnyRun, config: Config, point: Checkpoint, state: dict[str, Any]) -> list[str]:
     found = changes(point.config(), config.model_dump(mode="json"))
     facts = (
         ("device class", point.manifest.device_class, device_class()),

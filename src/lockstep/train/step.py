@@ -100,7 +100,7 @@ def eager(
         if routed:
             objective = objective + balance * balance_loss(compute.ops, routed)
         objective.backward()
-        return float(objective.detach()), loss, [_take_gradient(p) for p in parameters.values()]
+        return float(objective.detach()), loss, [take_gradient(p) for p in parameters.values()]
 
     return micro
 
@@ -126,7 +126,8 @@ def logprob_sum(logprobs: Tensor, targets: Tensor) -> float:
     return float(tree_sum(torch.where(targets >= 0, logprobs, 0.0).double()))
 
 
-def _take_gradient(parameter: nn.Parameter) -> Tensor:
+def take_gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient that backward left, which the parameter gives away; zeros where it had no part."""
     gradient = parameter.grad
     parameter.grad = None
     return torch.zeros_like(parameter) if gradient is None else gradient

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from torch import nn
 
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
@@ -22,6 +23,7 @@ from lockstep.train.display import Display
 from lockstep.train.lock import run_lock
 from lockstep.train.loop import Loop
 from lockstep.train.metrics import Metrics, Nowhere, Writer
+from lockstep.train.module import AnyRun, build_module, check_arguments
 from lockstep.train.resolve import resolve
 from lockstep.train.resume import RUN_CONFIG, Position, locate, restore, snapshot
 from lockstep.train.signals import stop_on_signal
@@ -49,6 +51,14 @@ class Trainer:
     one whole run. mesh: this process's rank and its way to the others, where ``parallel`` asks for more than one
     (`lockstep train` starts them; under torchrun `lockstep.train.processes.joined` gives it).
 
+    module: any causal `torch.nn.Module`, trained in place instead of a Lockstep model, under ``train.numerics: fast``.
+    Its forward takes tokens, int64 [B, T], and gives logits [B, T, V], or an object that holds them as ``.logits``
+    (Hugging Face). T is always ``data.seq_len``: a row holds documents one after the other and is filled up with token
+    0, without targets. A forward with a parameter ``position_ids`` is given positions that begin anew with every
+    document, by which Hugging Face models keep documents apart; to any other module a row is one text, and a token sees
+    the documents before its own. Checkpoints hold trained and frozen parameters and persistent buffers under the
+    module's own names. See `docs/compile.md` for the levels.
+
     The run's directory is locked from here until `fit` ends or `close` is called. Raises `LockstepError` for
     whatever is wrong with configuration, data, directory or checkpoint.
     """
@@ -62,9 +72,12 @@ class Trainer:
         allow_changes: bool = False,
         display: Display | None = None,
         mesh: Mesh | None = None,
+        module: nn.Module | None = None,
         **sections: Mapping[str, Any],
     ) -> None:
         self.config, given = resolve(config, data, sections)
+        if module is not None:
+            check_arguments(self.config, given, module)
         self.out = Path(self.config.train.out).expanduser()
         mesh = mesh or _alone(self.config)
         self.display = display or Display(None if mesh.first else Console(quiet=True))
@@ -80,7 +93,12 @@ class Trainer:
                 remove_unfinished_data(self.out / "data")
             stack.enter_context(self.display)
             point = None if start is None else locate(start, self.out)
-            self.run: Run = build(self.config, given, self.out, self.display.preparing, point, mesh, self.display.note)
+            how = (self.out, self.display.preparing, point, mesh, self.display.note)
+            self.run: AnyRun
+            if module is None:
+                self.run = build(self.config, given, *how)
+            else:
+                self.run = build_module(self.config, module, *how)
             if point is not None:
                 self.position = restore(self.run, self.config, point, self.out, allow_changes)
                 self._resumed = True
@@ -88,7 +106,9 @@ class Trainer:
 
     @property
     def model(self) -> Model:
-        """The model in training; its parameters are the float32 masters."""
+        """The model in training; its parameters are the float32 masters. A module that was given is none."""
+        if not isinstance(self.run, Run):
+            raise LockstepError(f"this run trains the module {self.run.title}, in place: use that object itself")
         return self.run.model
 
     def fit(self) -> Result:
@@ -108,7 +128,9 @@ class Trainer:
             finally:
                 self.position, self._resumed = loop.position, True
             done = stop.signal is None
-            exported = export(self.run, self.config, self.out) if self.config.train.export and done else None
+            exported = None
+            if isinstance(self.run, Run) and self.config.train.export and done:
+                exported = export(self.run, self.config, self.out)
         return Result(self.position.step, self.position.loss, checkpoint, exported, stop.signal)
 
     def resume(self, directory: str | Path, allow_changes: bool = False) -> None:
