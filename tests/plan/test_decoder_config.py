@@ -8,7 +8,9 @@ from lockstep.plan import model_shape
 from lockstep.plan.decoder_config import decoder_config
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m", "llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m", "llama3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"]
+)
 def test_parameters(name):
     shape = model_shape(name)
     matrices = [p for p in Decoder(decoder_config(shape, 4096)).parameters() if p.dim() > 1]

@@ -1,6 +1,7 @@
 """Model shapes: names, config.json, mappings and their parameter counts against published ones."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,8 @@ from lockstep.plan import ModelShape, model_shape
         ("llama3-405b", 405.9),
         ("mixtral-8x7b", 46.7),
         ("qwen3-30b-a3b", 30.5),
+        ("deepseek-v2-lite", 15.7),  # arXiv 2405.04434
+        ("deepseek-v3", 671.0),  # arXiv 2412.19437
         ("gpt3-175b", 174.6),  # arXiv 2104.04473 prints 175
         ("smollm2-135m", 0.1345),
     ],
@@ -40,11 +43,33 @@ def test_hugging_face_config(tmp_path):
     assert shape.parameters == 3 * (64 * 16 * 2 * 6 + 3 * 64 * 96) + 64 * 500
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "head_dim": 64, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "vocab_size": 129280, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_latent_attention_from_a_hugging_face_config(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK_V3))
+    shape = model_shape(tmp_path)
+    assert replace(shape, name="deepseek-v3") == model_shape("deepseek-v3")
+    assert (shape.kv_heads, shape.head_dim, shape.value_dim, shape.latent) == (128, 192, 128, 1536 + 512 + 64)
+    # Published: 37 B activated; of these the embedding (0.93 B) multiplies nothing.
+    assert shape.active_parameters / 1e9 == pytest.approx(37.0, rel=0.02)
+
+
+def test_latent_attention_with_a_size_missing(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({key: value for key, value in DEEPSEEK_V3.items() if key != "v_head_dim"}))
+    with pytest.raises(LockstepError, match="kv_lora_rank 512 needs v_head_dim"):
+        model_shape(file)
+
+
 def test_hugging_face_config_that_cannot_be_planned(tmp_path):
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"kv_lora_rank": 512}))
-    with pytest.raises(LockstepError, match="latent attention"):
-        model_shape(file)
     file.write_text(json.dumps({"hidden_size": 64}))
     with pytest.raises(LockstepError, match="has no num_hidden_layers"):
         model_shape(file)

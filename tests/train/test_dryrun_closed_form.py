@@ -54,3 +54,13 @@ def test_two_chunks_in_a_v_within_ten_per_cent():
     shape = ModelShape("middle", 8, 1024, 16, 8192, tied=False, **SIZES)
     closed, real = peaks(shape, Layout(pp=4, micro_batch=4, schedule="zb-v", chunks=2), Batch(32, 1024), 2)
     assert closed == pytest.approx(real, rel=0.1)
+
+
+@pytest.mark.parametrize("q_lora_rank", [0, 384])
+def test_latent_attention_within_five_per_cent(q_lora_rank):
+    latent = {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    shape = ModelShape(
+        "latent", 8, 1024, 16, 8192, intermediate=2816, gated=True, tied=False, q_lora_rank=q_lora_rank, **latent
+    )
+    closed, real = peaks(shape, Layout(micro_batch=4), Batch(16, 1024), 0)
+    assert closed == pytest.approx(real, rel=0.05)

@@ -29,6 +29,13 @@ class Columns:
     heads: Column
     kv_heads: Column
     head_dim: Column
+    value_dim: Column
+    latent: Column
+    q_lora_rank: Column
+    kv_lora_rank: Column
+    qk_nope_head_dim: Column
+    latent_parameters: Column
+    head_parameters: Column
     intermediate: Column
     matrices: Column
     vocab: Column
@@ -92,8 +99,18 @@ class Columns:
 
     @property
     def keys(self) -> Column:
-        """Width of all key heads, which is that of all value heads."""
+        """Width of all key heads."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def values(self) -> Column:
+        """Width of all value heads."""
+        return self.kv_heads * self.value_dim
+
+    @property
+    def core(self) -> Column:
+        """Width of what attention puts out, all heads."""
+        return self.heads * self.value_dim
 
 
 def columns(shape: ModelShape, layouts: Mapping[str, Any], batch: Batch) -> Columns:
@@ -160,7 +177,8 @@ _DEFAULTS = {
     "overlap": 1.0,
 }
 _SIZES = (
-    "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "tied",
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "value_dim", "latent", "q_lora_rank", "kv_lora_rank",
+    "qk_nope_head_dim", "latent_parameters", "head_parameters", "intermediate", "vocab", "tied",
     "residual_bytes", "positions", "dropout", "experts", "experts_per_token", "expert_intermediate",
     "shared_intermediate",
 )  # fmt: skip

@@ -112,9 +112,8 @@ class _Machine:
 def _products(rows: Columns, machine: _Machine) -> tuple[Column, Column, Column]:
     """Forward, input gradient and weight gradient of all linear layers of one layer."""
     tokens, hidden, tp = rows.tokens, rows.hidden, rows.tp
-    wide, attention = rows.query + 2 * rows.keys, rows.query / tp
     up = (rows.matrices - 1) * rows.intermediate / tp
-    total = _linear(tokens, wide / tp, hidden, machine) + _linear(tokens, hidden, attention, machine)
+    total = _projections(rows, machine) + _linear(tokens, hidden, rows.core / tp, machine)
     dense = _linear(tokens, up, hidden, machine) + _linear(tokens, hidden, rows.intermediate / tp, machine)
     if not rows.moe.any():
         forward, dgrad, wgrad = total + dense
@@ -131,6 +130,17 @@ def _products(rows: Columns, machine: _Machine) -> tuple[Column, Column, Column]
     return forward, dgrad, wgrad
 
 
+def _projections(rows: Columns, machine: _Machine) -> Any:
+    """[3, rows]: queries, keys and values, from the block's input or by way of the latents."""
+    tokens, hidden, tp = rows.tokens, rows.hidden, rows.tp
+    if not rows.kv_lora_rank.any():
+        return _linear(tokens, (rows.query + rows.keys + rows.values) / tp, hidden, machine)
+    inner = np.where(rows.q_lora_rank > 0, rows.q_lora_rank, hidden)
+    up = rows.heads * rows.qk_nope_head_dim + rows.values
+    found = _linear(tokens, rows.latent, hidden, machine) + _linear(tokens, rows.query / tp, inner, machine)
+    return found + _linear(tokens, up / tp, rows.kv_lora_rank, machine)
+
+
 def _linear(m: Any, n: Any, k: Any, machine: _Machine, count: Any = 1.0) -> Any:
     """[3, rows]: the product, its input gradient and its weight gradient."""
     return np.stack([machine.product(m, n, k, count), machine.product(m, k, n, count), machine.product(n, k, m, count)])
@@ -138,7 +148,8 @@ def _linear(m: Any, n: Any, k: Any, machine: _Machine, count: Any = 1.0) -> Any:
 
 def _attention(rows: Columns, machine: _Machine) -> tuple[Column, Column]:
     """Forward and backward of the attention core."""
-    flops = 4.0 * rows.micro_batch * rows.seq * rows.seq * rows.query / (rows.tp * rows.cp)
+    width = rows.query + rows.core
+    flops = 2.0 * rows.micro_batch * rows.seq * rows.seq * width / (rows.tp * rows.cp)
     flops = flops * np.where(rows.cp > 1, _RING, 1.0)
     # Fused kernels skip what the causal mask hides; their backward recomputes the scores (5 products to 2).
     flash = machine.flops(flops / 2, _FLASH_FORWARD)
@@ -147,7 +158,7 @@ def _attention(rows: Columns, machine: _Machine) -> tuple[Column, Column]:
         return flash, flash_back
     count = rows.micro_batch * rows.heads / rows.tp
     product = machine.product(rows.seq / rows.cp, rows.seq, rows.head_dim, count)
-    product = product + machine.product(rows.seq / rows.cp, rows.head_dim, rows.seq, count)
+    product = product + machine.product(rows.seq / rows.cp, rows.value_dim, rows.seq, count)
     scores = count * rows.seq * rows.seq / rows.cp
     plain = product + machine.stream(scores * _SCORES_FORWARD)
     plain_back = 2 * product + machine.stream(scores * _SCORES_BACKWARD)
@@ -160,7 +171,7 @@ def _elementwise(rows: Columns, machine: _Machine) -> tuple[Column, Column]:
     whole = rows.tokens * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
     experts = np.where(rows.experts > 0, rows.experts_per_token * rows.expert_intermediate, 0.0)
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * (experts + rows.shared_intermediate)
-    moved = 4 * (rows.query + 2 * rows.keys) + 4 * rows.query
+    moved = 4 * (rows.query + rows.keys + rows.values) + 4 * rows.core + 4 * rows.latent * rows.tp
     # Norms and residual sums, 22 bytes for a 16-bit stream: six passes over it are wider where it is not.
     stream = 22 + 6 * (rows.residual_bytes - 2)
     forward = whole * stream + rows.tokens / rows.tp * (2 * rows.matrices * middle + moved)

@@ -24,6 +24,9 @@ def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
         "num_layers": shape.layers, "num_heads": shape.heads, "num_kv_heads": shape.kv_heads,
         "head_dim": shape.head_dim, "max_positions": positions, "tie_embeddings": shape.tied,
     }  # fmt: skip
+    if shape.kv_lora_rank:
+        names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        fields |= {name: getattr(shape, name) for name in names} | {"q_lora_rank": shape.q_lora_rank or None}
     if shape.experts:
         fields |= {
             "num_experts": shape.experts, "experts_per_token": shape.experts_per_token,

@@ -168,8 +168,8 @@ def deferred_bytes(rows: Columns) -> Column:
     """Bytes of one layer between a split backward's B and W: inputs and output gradients of every product, 16-bit."""
     experts = rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
-    inside = 2 * rows.query + 2 * rows.keys + rows.matrices * middle
-    return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp)
+    inside = rows.query + rows.keys + rows.values + rows.core + rows.matrices * middle
+    return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp + 2 * rows.latent)
 
 
 def layer_bytes(rows: Columns) -> Column:
@@ -195,7 +195,8 @@ def unsaved_bytes(rows: Columns) -> Column:
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
     split = np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
     whole = rows.hidden * (2 * rows.residual_bytes + 4 + 2 * rows.dropout) / split
-    inside = 2 * (rows.query + 2 * rows.keys) + 2 * rows.query + 2 * rows.matrices * middle
+    whole = whole + 2 * 2 * rows.latent  # before and after their norms
+    inside = 2 * (rows.query + rows.keys + rows.values) + 2 * rows.core + 2 * rows.matrices * middle
     return rows.tokens * (whole + inside / rows.tp) + _score_bytes(rows)
 
 

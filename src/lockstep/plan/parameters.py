@@ -18,10 +18,10 @@ def parameters(rows: Columns, vocabularies: Column | None = None) -> Column:
 
 def dense_parameters(rows: Columns, vocabularies: Column | None = None) -> Column:
     """All of ``parameters`` but the experts: what every data rank has a copy of."""
-    attention = rows.hidden * 2 * (rows.query + rows.keys)
     dense = rows.matrices * rows.hidden * rows.intermediate
     routed = rows.hidden * (rows.matrices * rows.shared_intermediate + rows.experts * rows.tp)
-    body = rows.slow_layers * (attention + (1 - rows.moe) * dense + rows.moe * routed) / rows.tp
+    body = rows.slow_layers * (rows.head_parameters + (1 - rows.moe) * dense + rows.moe * routed) / rows.tp
+    body = body + rows.slow_layers * rows.latent_parameters
     both = (rows.pp == 1) | rows.folded  # the V placement puts the first and the last layers on one device
     ends = np.where(both, 2.0 - rows.tied, 1.0) if vocabularies is None else vocabularies
     return body + rows.hidden * (rows.vocab * ends + rows.positions * (ends > 0)) / rows.tp

@@ -15,6 +15,7 @@ import yaml
 from lockstep.errors import LockstepError
 
 _LIBRARY = Path(__file__).with_name("models.yaml")
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MEGATRON_VOCABULARY = 51200
 
 
@@ -30,7 +31,9 @@ class ModelShape:
     gradient sums over micro-batches, as in this system; ``mixed`` 16-bit weights, one float32 gradient, and float32
     masters in the optimizer. ``residual_bytes``: of an element between blocks, 4 as this
     system keeps it or 2. ``positions``: rows of a learned position embedding (0: none, as with rotary
-    positions). ``dropout``: keeps masks, as GPT-2 and GPT-3 do.
+    positions). ``dropout``: keeps masks, as GPT-2 and GPT-3 do. ``kv_lora_rank`` > 0: multi-head latent attention
+    (DeepSeek-V2, arXiv 2405.04434): keys and values are made from a latent of that width beside a rotated part of
+    ``qk_rope_head_dim`` that the heads share, queries from one of ``q_lora_rank`` (0: from the block's input).
     """
 
     name: str
@@ -54,12 +57,19 @@ class ModelShape:
     states: Literal["masters", "mixed"] = "masters"
     positions: int = 0
     dropout: bool = False
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_nope_head_dim: int = 0
+    qk_rope_head_dim: int = 0
+    v_head_dim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocab"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise LockstepError(f"model {self.name}: {name} is {value!r}; it must be a whole number of at least 1.")
+        if self.kv_lora_rank:
+            self._check_latent()
         defaults = {"intermediate": 4 * self.hidden, "kv_heads": self.heads, "head_dim": self.hidden // self.heads}
         for name, value in defaults.items():
             if not getattr(self, name):
@@ -67,10 +77,41 @@ class ModelShape:
         if self.heads % self.kv_heads:
             raise LockstepError(f"model {self.name}: kv_heads {self.kv_heads} does not divide heads {self.heads}.")
 
+    def _check_latent(self) -> None:
+        missing = [n for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim") if getattr(self, n) < 1]
+        if missing:
+            raise LockstepError(f"model {self.name}: kv_lora_rank {self.kv_lora_rank} needs {', '.join(missing)} too.")
+        object.__setattr__(self, "head_dim", self.qk_nope_head_dim + self.qk_rope_head_dim)
+        object.__setattr__(self, "kv_heads", self.heads)
+
+    @property
+    def value_dim(self) -> int:
+        """Width of a value head."""
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def latent(self) -> int:
+        """Width that the block's input is projected down to: the latents and the shared rotated part."""
+        return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim if self.kv_lora_rank else 0
+
+    @property
+    def latent_parameters(self) -> int:
+        """Of one layer: projections down to the latents, which every tensor rank has whole."""
+        return self.hidden * self.latent
+
+    @property
+    def head_parameters(self) -> int:
+        """Of one layer: query, key, value and output projections, which tensor ranks cut by heads."""
+        output = self.hidden * self.heads * self.value_dim
+        if self.kv_lora_rank:
+            queries = (self.q_lora_rank or self.hidden) * self.heads * self.head_dim
+            return queries + self.kv_lora_rank * self.heads * (self.qk_nope_head_dim + self.value_dim) + output
+        return self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads) + output
+
     @property
     def attention_parameters(self) -> int:
-        """Of one layer: query, key, value and output projections."""
-        return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        """Of one layer."""
+        return self.latent_parameters + self.head_parameters
 
     @property
     def dense_parameters(self) -> int:
@@ -101,7 +142,7 @@ class ModelShape:
 
     def flops_per_token(self, seq: int) -> float:
         """Forward and backward of a causal model, as MFU counts it (PaLM): 6 per active weight, attention over seq."""
-        return 6.0 * self.active_parameters + 6.0 * self.layers * self.heads * self.head_dim * seq
+        return 6.0 * self.active_parameters + 3.0 * self.layers * self.heads * (self.head_dim + self.value_dim) * seq
 
 
 def megatron_gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelShape:
@@ -182,8 +223,6 @@ def _hugging_face(file: Path) -> ModelShape:
     except json.JSONDecodeError as error:
         raise LockstepError(f"{file} is not JSON: {error}") from error
     config = config.get("text_config", config)
-    if "kv_lora_rank" in config:
-        raise LockstepError(f"{file}: multi-head latent attention (kv_lora_rank) is not modelled by the planner yet.")
 
     def take(*names: str, default: Any = None) -> Any:
         found = next((config[name] for name in names if config.get(name) is not None), default)
@@ -194,6 +233,7 @@ def _hugging_face(file: Path) -> ModelShape:
     experts = take("num_local_experts", "num_experts", "n_routed_experts", default=0)
     gated = "gpt2" not in config.get("model_type", "") and "opt" not in config.get("model_type", "")
     hidden = take("hidden_size", "n_embd")
+    latent = {name: config.get(name) or 0 for name in _LATENT} if config.get("kv_lora_rank") else {}
     wide = take("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     return ModelShape(
         name=config.get("_name_or_path") or file.resolve().parent.name,
@@ -203,14 +243,16 @@ def _hugging_face(file: Path) -> ModelShape:
         vocab=take("vocab_size"),
         intermediate=wide,
         kv_heads=take("num_key_value_heads", default=0),
-        head_dim=take("head_dim", default=0),
+        head_dim=0 if latent else take("head_dim", default=0),  # there it is the width of the rotated part
         gated=gated,
         tied=take("tie_word_embeddings", default=not gated),
         experts=experts,
         experts_per_token=take("num_experts_per_tok", default=0),
         expert_intermediate=take("moe_intermediate_size", default=wide) if experts else 0,
-        shared_intermediate=take("shared_expert_intermediate_size", default=0),
+        shared_intermediate=take("shared_expert_intermediate_size", default=0)
+        or (config.get("n_shared_experts") or 0) * take("moe_intermediate_size", default=wide),
         dense_layers=take("first_k_dense_replace", default=0),
         positions=0 if gated else take("n_positions", "max_position_embeddings", default=0),
         dropout=not gated,
+        **latent,
     )

@@ -120,7 +120,7 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     # Two sums forward and two backward per layer; recomputation repeats the forward ones (arXiv 1909.08053). With
     # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes.
     tp = (4 + 2 * again) * all_reduce(size, rows.tp, 1.0, cluster, factors)
-    block = rows.tokens * 2 * rows.keys / rows.tp * 2
+    block = rows.tokens * (rows.keys + rows.values) / rows.tp * 2
     ring = (rows.cp - 1) * transfer(block, rows.tp, cluster, factors) * (rows.cp > 1)
     # The ring hides behind the blocks of attention it feeds; the backward moves keys, values and their gradients.
     cp = (1 + again) * np.maximum(0.0, ring - layer.attention) + np.maximum(0.0, 2 * ring - 2.5 * layer.attention)

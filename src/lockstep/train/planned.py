@@ -60,4 +60,9 @@ def planner_shape(config: ModelConfig) -> ModelShape:
         expert_intermediate=(config.expert_intermediate_size or 0) if config.num_experts else 0,
         shared_intermediate=config.shared_experts * (config.expert_intermediate_size or 0),
         dense_layers=config.dense_layers,
+        kv_lora_rank=config.kv_lora_rank or 0,
+        q_lora_rank=config.q_lora_rank or 0,
+        qk_nope_head_dim=config.qk_nope_head_dim or 0,
+        qk_rope_head_dim=config.qk_rope_head_dim or 0,
+        v_head_dim=config.v_head_dim or 0,
     )
