@@ -233,7 +233,7 @@ def _hugging_face(file: Path) -> ModelShape:
     experts = take("num_local_experts", "num_experts", "n_routed_experts", default=0)
     gated = "gpt2" not in config.get("model_type", "") and "opt" not in config.get("model_type", "")
     hidden = take("hidden_size", "n_embd")
-    latent = {name: config.get(name) or 0 for name in _LATENT} if config.get("kv_lora_rank") else {}
+    latent: dict[str, Any] = {name: config.get(name) or 0 for name in _LATENT} if config.get("kv_lora_rank") else {}
     wide = take("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     return ModelShape(
         name=config.get("_name_or_path") or file.resolve().parent.name,
