@@ -46,6 +46,9 @@ class ServeConfig(Section):
     numerics fast."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = 512
     """Tokens of one forward pass: decoding sequences first, then chunks of prompts."""
+    level: Literal["O0", "O2"] = "O2"
+    """O2 runs a forward pass as one compiled program, taken from the compile cache; O0 operator by operator. The bits
+    are the same."""
     max_running: Annotated[int, Field(ge=1)] = 64
     """Sequences that share a forward pass."""
     max_queue: Annotated[int, Field(ge=1)] = 1024

@@ -88,6 +88,7 @@ def build(spec: EngineSpec) -> Engine:
         max_running=spec.max_running,
         max_queue=spec.max_queue,
         prefix_cache=spec.prefix_cache,
+        level=spec.level,
         drafts=spec.drafts,
         draft_model=None if draft is None else load(draft, dtype=spec.dtype, numerics=spec.numerics),
         debug=spec.log_level == "debug",

@@ -12,7 +12,7 @@ from lockstep.errors import LockstepError
 from lockstep.ops import PAGE
 from lockstep.serve.drafting import Wish
 from lockstep.serve.pool import PagePool
-from lockstep.serve.runner import Runner
+from lockstep.serve.runner import Level, Runner
 from lockstep.serve.sampler import sample
 from lockstep.serve.scheduler import Chunk, Step
 from lockstep.serve.sequence import Sequence
@@ -36,8 +36,8 @@ class DraftModel:
     several steps of the engine, without guesses until then.
     """
 
-    def __init__(self, model: Model, pages: int, max_batch_tokens: int) -> None:
-        self._runner = Runner(model, pages)
+    def __init__(self, model: Model, pages: int, max_batch_tokens: int, level: Level = "O2") -> None:
+        self._runner = Runner(model, pages, rows=max_batch_tokens, level=level)
         self._pool = PagePool(pages)
         self._longest = model.config.max_positions
         self._max_batch_tokens = max_batch_tokens

@@ -19,7 +19,7 @@ from lockstep.serve.capacity import page_count
 from lockstep.serve.draft_model import DraftModel, check_draft
 from lockstep.serve.drawing import Draw, draw_all
 from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
-from lockstep.serve.runner import Runner, page_bytes
+from lockstep.serve.runner import Level, Runner, page_bytes
 from lockstep.serve.sampler import draw_seed
 from lockstep.serve.scheduler import Scheduler
 from lockstep.serve.scoring import Reading, drawn_scores, readings, scores
@@ -42,6 +42,7 @@ class Engine:
     kv_dtype: "int8" halves what a page takes, on a model loaded with numerics "fast"; "auto" is the model's dtype.
     drafts: tokens that are guessed and verified in one pass; the output is the same without. They are guessed by
     draft_model, a small model of the same vocabulary, or by prompt lookup. None: 4 with a draft model, else 0.
+    level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same.
     debug: check the page invariant after every step.
     """
 
@@ -57,6 +58,7 @@ class Engine:
         prefix_cache: bool = True,
         drafts: int | None = None,
         draft_model: Model | None = None,
+        level: Level = "O2",
         debug: bool = False,
     ) -> None:
         for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
@@ -78,11 +80,11 @@ class Engine:
         drafter = None
         if draft_model is not None:
             check_draft(draft_model, model)
-            drafter = DraftModel(draft_model, pages, max_batch_tokens)
+            drafter = DraftModel(draft_model, pages, max_batch_tokens, level)
         if drafts is None:
             drafts = 0 if draft_model is None else 4
         self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter)
-        self._runner = Runner(model, pages, pages_dtype)
+        self._runner = Runner(model, pages, pages_dtype, max_batch_tokens, level)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}
         self._guides: dict[int, Guide] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -16,6 +18,9 @@ from lockstep.serve.scheduler import Step
 if TYPE_CHECKING:
     from lockstep.model import Model
 
+log = logging.getLogger("lockstep.serve")
+Level = Literal["O0", "O2"]
+
 
 def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
     """Bytes of one page over all layers. dtype: what `Runner` takes."""
@@ -27,11 +32,17 @@ def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
 class Runner:
     """A model with `pages` pages of keys and values per layer."""
 
-    def __init__(self, model: Model, pages: int, dtype: torch.dtype | None = None) -> None:
-        """dtype: of the pages, by default the model's; int8 with `numerics: fast`."""
+    def __init__(
+        self, model: Model, pages: int, dtype: torch.dtype | None = None, rows: int = 512, level: Level = "O2"
+    ) -> None:
+        """dtype: of the pages, by default the model's; int8 with `numerics: fast`. rows: the most tokens of a step.
+
+        level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same.
+        """
         self.model = model
         self.prepare()
         self._cache = make_pages(model.config, pages, dtype or model.dtype, _zeros)
+        self._forward = self._compiled(rows) if level == "O2" and model.ops.numerics == "bitwise" else self._eager
 
     def prepare(self) -> None:
         """Pack the weights, where they are not packed yet."""
@@ -42,11 +53,28 @@ class Runner:
         """Write the step's keys and values; logits float32 [len(rows), V] of these rows of the packed step."""
         model = self.model
         tokens = torch.tensor([token for chunk in step.chunks for token in chunk.tokens], dtype=torch.int64)
-        hidden = model.decoder(model.ops, tokens, _paged(step), self._cache, model.dtype)
+        hidden = self._forward(tokens, _paged(step))
         if not rows:
             return torch.empty(0, model.config.vocab_size)
         picked = hidden if len(rows) == len(tokens) else hidden[torch.tensor(rows)]
         return model.decoder.head(model.ops, picked)
+
+    def _eager(self, tokens: Tensor, batch: Paged) -> Tensor:
+        model = self.model
+        hidden: Tensor = model.decoder(model.ops, tokens, batch, self._cache, model.dtype)
+        return hidden
+
+    def _compiled(self, rows: int) -> Callable[[Tensor, Paged], Tensor]:
+        """The program of a step, from the compile cache where it is there; what cannot be compiled runs eagerly."""
+        from lockstep.compile import Cache, CannotCompile, Compiler, ServingProgram
+
+        model = self.model
+        compiler = Compiler("O2", cache=Cache(), note=log.info)
+        try:
+            return ServingProgram(model.decoder, model.ops, self._cache, model.dtype, compiler, rows)
+        except CannotCompile as error:
+            log.info("operators run one by one (O0), a step cannot be compiled: %s", error)
+            return self._eager
 
     @torch.inference_mode()
     def logprobs(self, logits: Tensor) -> Tensor:

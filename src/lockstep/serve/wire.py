@@ -31,6 +31,7 @@ class EngineSpec(Message, frozen=True):
     kv_memory: int = 2**30
     kv_dtype: Literal["auto", "int8"] = "auto"
     max_batch_tokens: int = 512
+    level: Literal["O0", "O2"] = "O2"
     max_running: int = 64
     max_queue: int | None = None
     prefix_cache: bool = True
