@@ -20,6 +20,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"family": "mistral", "sliding_window": 7},
     "qwen2": {"family": "qwen2", "qkv_bias": True},
     "qwen3": {"family": "qwen3", "qk_norm": True, "head_dim": 32, "tie_embeddings": True},
+    "gemma2": {
+        "family": "gemma2", "post_norms": True, "norm_offset": 1.0, "activation": "gelu_tanh", "embedding_scale": 8.0,
+        "sliding_window": 7, "layer_windows": [True, False, True], "tie_embeddings": True,
+        "attention_softcap": 5.0, "logit_softcap": 3.0,
+    },
+    "mixtral": {
+        "family": "mixtral", "num_experts": 4, "experts_per_token": 2, "expert_intermediate_size": 48,
+        "router_scoring": "softmax", "router_normalize": True,
+    },
+    "deepseek_v3": {
+        "family": "deepseek_v3", "num_kv_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": 32, "num_experts": 4, "experts_per_token": 2,
+        "expert_intermediate_size": 48, "shared_experts": 1, "dense_layers": 1, "router_scoring": "sigmoid",
+        "router_normalize": True,
+    },
     "gemma3": {
         "family": "gemma3_text", "qk_norm": True, "post_norms": True, "norm_offset": 1.0, "activation": "gelu_tanh",
         "embedding_scale": 8.0, "sliding_window": 7, "layer_windows": [True, True, False], "rope_theta_local": 1e4,
@@ -57,7 +72,9 @@ def eager(made: Decoder, ops: Operators, dtype: torch.dtype, lengths: list[int],
 def differentiate(
     made: Decoder, ops: Operators, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
 ) -> list[Tensor]:
-    objective, logprobs = ops.linear_cross_entropy(hidden, made.head_weight, targets, weights, z_loss=z_loss)
+    objective, logprobs = ops.linear_cross_entropy(
+        hidden, made.head_weight, targets, weights, z_loss=z_loss, softcap=made.logit_softcap
+    )
     objective.backward()
     found = [objective.detach(), logprobs, *(p.grad for p in made.parameters() if p.requires_grad)]
     made.zero_grad(set_to_none=True)

@@ -118,12 +118,13 @@ def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: flo
     x = Given("x", (ROWS, norm.weight.shape[0]), torch.float32, wanted)
     rows = (Given("targets", (ROWS,), torch.int64), Given("token_weights", (ROWS,), torch.float32))
     given = (x, *rows, *(leaf.given for leaf in weights))
+    softcap = decoder.logit_softcap
 
     def run(x: Tensor, targets: Tensor, token_weights: Tensor, norm_weight: Tensor, head: Tensor) -> Any:
         hidden = torch.func.functional_call(hollow, {"weight": norm_weight}, (ops, x, dtype))
-        return ops.linear_cross_entropy(hidden, head, targets, token_weights, z_loss=z_loss)
+        return ops.linear_cross_entropy(hidden, head, targets, token_weights, z_loss=z_loss, softcap=softcap)
 
-    return Stage("head", _key("loss", [describe(norm), z_loss], ops, dtype, given), given, lambda: run, whole=True)
+    return Stage("head", _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given), given, lambda: run, whole=True)
 
 
 def norm_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:
