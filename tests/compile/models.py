@@ -29,12 +29,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "family": "mixtral", "num_experts": 4, "experts_per_token": 2, "expert_intermediate_size": 48,
         "router_scoring": "softmax", "router_normalize": True,
     },
-    "deepseek_v3": {
-        "family": "deepseek_v3", "num_kv_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16, "v_head_dim": 16, "head_dim": 32, "num_experts": 4, "experts_per_token": 2,
-        "expert_intermediate_size": 48, "shared_experts": 1, "dense_layers": 1, "router_scoring": "sigmoid",
-        "router_normalize": True,
-    },
     "gemma3": {
         "family": "gemma3_text", "qk_norm": True, "post_norms": True, "norm_offset": 1.0, "activation": "gelu_tanh",
         "embedding_scale": 8.0, "sliding_window": 7, "layer_windows": [True, True, False], "rope_theta_local": 1e4,

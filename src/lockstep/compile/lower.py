@@ -299,8 +299,8 @@ def _name(target: OpOverload) -> str:
 
 
 def _constant_text(value: Any) -> str:
-    if value is None:
-        return "n"
+    if value is None or value == torch.device("cpu") or value == torch.strided:
+        return "n"  # programs run on the CPU, on strided tensors: what an operator takes when it is not told
     if isinstance(value, bool):
         return f"b{int(value)}"
     if isinstance(value, int):
