@@ -108,7 +108,10 @@ def configured(directory, **keys):
         ({"rope_parameters": {"rope_type": "llama3"}}, r"config.json: a value is missing .*'factor'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, r"rope_scaling.factor: .*number.*\(found 'x'\)"),
         ({"rope_parameters": {"rope_theta": "x"}}, r"config.json: rope_theta: .*number"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, r"config.json: rope type 'yarn' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            r"rope type 'longrope' is not supported",
+        ),
     ],
 )
 def test_wrong_configurations_are_named(directory, keys, message):

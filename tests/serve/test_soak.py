@@ -70,7 +70,8 @@ async def flood(client: httpx.AsyncClient, url: str, draw: random.Random) -> Non
 
 async def ask(client: httpx.AsyncClient, url: str, draw: random.Random) -> int:
     if draw.random() < 0.1:
-        asked = {"model": "tiny", "input": ["the quick", [5] * draw.randint(1, 100)]}
+        texts, ids = ["the quick", "fox"], [[7], [5] * draw.randint(1, 100)]
+        asked = {"model": "tiny", "input": draw.choice([texts, ids])}
         answer = await client.post(f"{url}/v1/embeddings", json=asked)
     else:
         answer = await client.post(f"{url}/v1/completions", json=body(draw))

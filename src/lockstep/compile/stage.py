@@ -7,7 +7,7 @@ that the same recipe serves every one of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ def leaves(module: nn.Module, ops: Operators, dtype: torch.dtype) -> list[Leaf]:
         laid_out = packed.get(owner) if leaf == "weight" else None
         if laid_out is None:
             found.append(Leaf(name, parameter))
+        elif not is_dataclass(laid_out):
+            raise CannotCompile(f"{name} is laid out as {type(laid_out).__name__}, which a program cannot bind")
         else:
             found += [Leaf(name, getattr(laid_out, f), f) for f in _tensor_fields(laid_out)]
     return found
@@ -124,7 +126,9 @@ def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: flo
         hidden = torch.func.functional_call(hollow, {"weight": norm_weight}, (ops, x, dtype))
         return ops.linear_cross_entropy(hidden, head, targets, token_weights, z_loss=z_loss, softcap=softcap)
 
-    return Stage("head", _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given), given, lambda: run, whole=True)
+    return Stage(
+        "head", _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given), given, lambda: run, whole=True
+    )
 
 
 def norm_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:
