@@ -11,7 +11,7 @@ from lockstep.compile.compiler import Compiler
 from lockstep.compile.halves import Halves
 from lockstep.compile.stage import Leaf, block_stage, leaves
 from lockstep.model.decoder import Block, Decoder
-from lockstep.ops import KVPages, Operators, Packed, Paged
+from lockstep.ops import Operators, Packed, Paged, Pages
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def compiled_layers(
     decoder: Decoder,
     ops: Operators,
     batch: Packed | Paged,
-    cache: Sequence[KVPages] | None,
+    cache: Sequence[Pages] | None,
     dtype: torch.dtype,
     compiler: Compiler,
 ) -> list[Layer]:

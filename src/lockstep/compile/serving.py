@@ -13,7 +13,7 @@ from lockstep.compile.layers import compiled_layers
 from lockstep.compile.program import Placer, Program
 from lockstep.compile.stage import embedding_stage, norm_stage, tensors_of
 from lockstep.model.decoder import Decoder
-from lockstep.ops import KVPages, Operators, Paged
+from lockstep.ops import Operators, Paged, Pages
 
 
 class ServingProgram:
@@ -27,7 +27,7 @@ class ServingProgram:
         self,
         decoder: Decoder,
         ops: Operators,
-        cache: Sequence[KVPages],
+        cache: Sequence[Pages],
         dtype: torch.dtype,
         compiler: Compiler,
         rows: int,

@@ -17,7 +17,7 @@ from lockstep.compile.capture import ANY, ROWS, CannotCompile, Function, Given
 from lockstep.compile.describe import describe, packable, shell
 from lockstep.model.decoder import Block, Decoder
 from lockstep.model.linear import _PackedWeight
-from lockstep.ops import KVPages, Operators, Packed, Paged
+from lockstep.ops import Operators, Packed, Paged, Pages
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def block_stage(
     ops: Operators,
     batch: Packed | Paged,
     rope: Tensor,
-    pages: KVPages | None,
+    pages: Pages | None,
     dtype: torch.dtype,
     wanted: bool,
 ) -> Stage:
@@ -208,7 +208,7 @@ def _batch_given(batch: Packed | Paged) -> list[Given]:
     ]
 
 
-def _pages_given(pages: KVPages | None) -> list[Given]:
+def _pages_given(pages: Pages | None) -> list[Given]:
     if pages is None:
         return []
     named = zip(_tensor_fields(pages), tensors_of(pages), strict=True)
