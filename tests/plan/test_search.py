@@ -184,3 +184,18 @@ def test_offload_stays_within_the_hosts_memory():
     assert any(plan.layout.offload_layers for plan in search("llama3-8b", cluster, **asked))
     bare = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, host_memory_gb=0.0))
     assert not any(plan.layout.offload_layers for plan in search("llama3-8b", bare, **asked))
+
+
+def test_what_the_trainer_runs_of_tensor_parallelism_costs_more():
+    """Without sequence parallelism embedding and head are whole on every tensor rank, as the trainer has them."""
+    asked = {"seq": 2048, "global_batch_tokens": 1 << 18}
+    pins = {"pp": 1, "tp": 4, "fsdp": 1, "micro_batch": 1, "recompute": "none"}
+    theirs, ours = (search("llama3-1b", "8xH100", **asked, pins={**pins, "sequence_parallel": n})[0] for n in (1, 0))
+    assert (theirs.layout.sequence_parallel, ours.layout.sequence_parallel) == (True, False)
+    words = 128256 * 2048
+    assert ours.prediction.memory_parts["weights"] - theirs.prediction.memory_parts["weights"] == pytest.approx(
+        4 * words * 3 / 4 / 1e9, rel=1e-6
+    )
+    assert ours.prediction.exposed["tp"] > theirs.prediction.exposed["tp"]
+    with pytest.raises(LockstepError, match="expected 0 to 1"):
+        search("llama3-1b", "8xH100", **asked, pins={"sequence_parallel": 2})

@@ -8,7 +8,7 @@ from lockstep.plan.decoder_config import decoder_config
 from lockstep.train.dryrun import dry_run
 
 SIZES = {"intermediate": 2816, "kv_heads": 4, "head_dim": 64, "gated": True}
-KEYS = ("pp", "dp", "fsdp", "schedule", "recompute", "recompute_layers", "recompute_per_stage")
+KEYS = ("pp", "dp", "tp", "fsdp", "schedule", "recompute", "recompute_layers", "recompute_per_stage")
 
 
 def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[float, float]:
@@ -16,7 +16,10 @@ def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[f
     parallel = {key: getattr(layout, key) for key in KEYS}
     config = Config.model_validate({
         "data": {"seq_len": batch.seq},
-        "train": {"micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch},
+        "train": {
+            "micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch,
+            "canonical_tp": layout.tp,
+        },
         "parallel": parallel | {"chunks": layout.chunks if layout.schedule == "interleaved" else None},
     })  # fmt: skip
     real = dry_run(config, decoder_config(shape, batch.seq), rank).peak.bytes
@@ -33,6 +36,8 @@ def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[f
         (Layout(dp=4, fsdp=1, micro_batch=2), 32, False, 3),
         (Layout(pp=2, micro_batch=4), 16, False, 0),
         (Layout(pp=2, micro_batch=2), 8, True, 1),
+        (Layout(tp=2, micro_batch=4, sequence_parallel=False), 16, False, 1),
+        (Layout(tp=2, micro_batch=2, sequence_parallel=False, recompute="full"), 8, True, 0),
         (Layout(pp=4, micro_batch=2, schedule="gpipe"), 16, False, 3),
         (Layout(pp=4, micro_batch=4, recompute="full"), 16, False, 1),
         (Layout(pp=2, micro_batch=4, recompute_layers=2), 8, False, 0),

@@ -19,6 +19,7 @@ def test_layouts_cover_what_two_processes_run():
     assert len(LAYOUTS) >= 12
     assert {layout.schedule for layout in LAYOUTS if layout.pp == 2} >= {"1f1b", "gpipe", "zb-h1", "interleaved"}
     assert any(layout.recompute == "full" for layout in LAYOUTS)
+    assert {layout.recompute for layout in LAYOUTS if layout.tp == 2} == {"none", "full"}
     assert all(layout.devices == 2 for layout in LAYOUTS)
 
 

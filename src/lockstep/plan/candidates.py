@@ -19,8 +19,14 @@ Pins = Mapping[str, Any]
 
 PINNABLE = (
     "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
-    "offload_layers",
+    "offload_layers", "sequence_parallel",
 )  # fmt: skip
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "fsdp": (0, 3),
+    "recompute_layers": (0, None),
+    "offload_layers": (0, None),
+    "sequence_parallel": (0, 1),
+}
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 8)
 _SHORTEST_SLICE = 2048
@@ -38,7 +44,8 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
     if not rows:
         raise LockstepError(_nothing(shape, cluster, batch, fixed))
     names = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "fsdp", "schedule", "chunks", "recompute")
-    return dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
+    table = dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
+    return table | {"sequence_parallel": np.full(len(rows), float(fixed.get("sequence_parallel", 1)))}
 
 
 def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) -> dict[str, Any]:
@@ -57,10 +64,10 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
         if isinstance(value, bool) or not str(value).isdigit():
             raise LockstepError(f"pin {key}={value}: expected a whole number.")
         fixed[key] = int(value)
-        if fixed[key] < (0 if key in ("fsdp", "recompute_layers", "offload_layers") else 1) or (
-            key == "fsdp" and fixed[key] > 3
-        ):
-            raise LockstepError(f"pin {key}={value}: expected {'0 to 3' if key == 'fsdp' else 'at least 1'}.")
+        low, high = _RANGES.get(key, (1, None))
+        if fixed[key] < low or (high is not None and fixed[key] > high):
+            said = f"at least {low}" if high is None else f"{low} to {high}"
+            raise LockstepError(f"pin {key}={value}: expected {said}.")
     degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
     together = int(np.prod(list(degrees.values()))) if degrees else 1
     if cluster.devices % together:

@@ -83,6 +83,16 @@ class Columns:
         return self.micro_batch * self.seq / self.cp
 
     @property
+    def ours(self) -> NDArray[np.bool_]:
+        """Whether tensor parallelism is as this system's trainer runs it, without sequence parallelism."""
+        return (self.mixed == 0) & (self.sequence_parallel == 0)
+
+    @property
+    def vocab_ranks(self) -> Column:
+        """Tensor ranks that embedding and head are cut over: this system has them whole on every one."""
+        return np.where(self.ours, 1.0, self.tp)
+
+    @property
     def folded(self) -> NDArray[np.bool_]:
         """Whether the schedule places its stages in a V: the first device has the last layers too."""
         return np.isin(self.schedule, [SCHEDULES.index(name) for name in TWO_CHUNKS])

@@ -21,7 +21,7 @@ MARGIN = 0.04
 _CHUNK = 2**23
 """Logits that a chunked loss holds at a time (``ops.cross_entropy``)."""
 _BUCKET_BYTES = 200e6
-"""Buffers of the gradient reduction: two buckets in flight."""
+"""Buffers of the gradient reduction in other systems: two buckets in flight."""
 
 
 @dataclass(frozen=True)
@@ -141,21 +141,23 @@ def buffer_bytes(rows: Columns) -> Column:
     """Gathered weights, buckets of the gradient reduction, and what the runtime takes."""
     # Weights that are sharded are gathered a layer ahead: two layers' weights in 16 bits.
     gathered = np.where(rows.fsdp >= 3, 2 * parameters(rows) / np.maximum(rows.slow_layers, 1) * _WEIGHT, 0.0)
-    return gathered + np.where(rows.dp * rows.cp > 1, 2 * _BUCKET_BYTES, 0.0) + _RUNTIME_GB * 1e9
+    # This system reduces run by run, from the sums themselves: it has no buckets.
+    buckets = np.where((rows.mixed > 0) & (rows.dp * rows.cp > 1), 2 * _BUCKET_BYTES, 0.0)
+    return gathered + buckets + _RUNTIME_GB * 1e9
 
 
 def logits_bytes(rows: Columns) -> Column:
     """What the loss takes: 16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made
     in the forward and its weight packed twice (``ops.raw.vocabulary.workspace``)."""
-    whole = rows.tokens * rows.vocab / rows.tp * (2 + 4 + 4)
-    chunk = np.minimum(rows.tokens * rows.vocab / rows.tp, _CHUNK)
-    chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.tp + loss_gradients(rows)
+    whole = rows.tokens * rows.vocab / rows.vocab_ranks * (2 + 4 + 4)
+    chunk = np.minimum(rows.tokens * rows.vocab / rows.vocab_ranks, _CHUNK)
+    chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.vocab_ranks + loss_gradients(rows)
     return np.where(rows.kept_logits > 0, whole, chunked)
 
 
 def loss_gradients(rows: Columns) -> Column:
     """What the chunked loss keeps of a micro-batch until its backward: the gradients of the head and of its input."""
-    kept = 4 * rows.vocab * rows.hidden / rows.tp + 2 * rows.tokens * rows.hidden
+    kept = 4 * rows.vocab * rows.hidden / rows.vocab_ranks + 2 * rows.tokens * rows.hidden
     return np.where(rows.kept_logits > 0, 0.0, kept)
 
 

@@ -109,7 +109,7 @@ class _Walk:
         self.table, self.stage, self.mine, self.tied = table, stage, mine, shape.tied
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
         self.ends = table.groups - 1
-        self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
+        self.words = 4.0 * float((mine.vocab * mine.hidden / mine.vocab_ranks)[0])
         self.mixed = shape.states == "mixed"
         each, later = float(stage_bytes(mine)[0]) / sum(layers[stage]), float(deferred_bytes(mine)[0])
         head = float(loss_gradients(mine)[0])

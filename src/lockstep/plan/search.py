@@ -81,6 +81,7 @@ class Evaluated:
         whole: dict[str, Any] = {name: int(column[row]) for name, column in self.table.items()}
         whole["schedule"] = SCHEDULES[whole["schedule"]]
         whole["recompute"] = RECOMPUTE[whole["recompute"]]
+        whole["sequence_parallel"] = bool(whole["sequence_parallel"])
         return Layout(**whole)
 
 

@@ -118,8 +118,11 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     size = rows.tokens * rows.hidden * 2
     again = rows.full
     # Two sums forward and two backward per layer; recomputation repeats the forward ones (arXiv 1909.08053). With
-    # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes.
-    tp = (4 + 2 * again) * all_reduce(size, rows.tp, 1.0, cluster, factors)
+    # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes. This system without it adds
+    # float32 and gathers the rounded sums (6 bytes where a 16-bit ring moves 4), and sums
+    # the input's gradient of each of query, key, value, gate and up by itself.
+    sums, wide = np.where(rows.ours, 4 + rows.matrices, 4.0), np.where(rows.ours, 1.5, 1.0)
+    tp = (sums + 2 * again) * all_reduce(size * wide, rows.tp, 1.0, cluster, factors)
     block = rows.tokens * (rows.keys + rows.values) / rows.tp * 2
     ring = (rows.cp - 1) * transfer(block, rows.tp, cluster, factors) * (rows.cp > 1)
     # The ring hides behind the blocks of attention it feeds; the backward moves keys, values and their gradients.
@@ -199,7 +202,7 @@ def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factor
     reduce = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, reduce / 2, reduce))
     # Buckets go out while the last backward, two thirds of a micro-batch, still runs.
     exposed = np.where(rows.overlap > 0, _hidden(reduce, slowest * 2 / 3), reduce)
-    words = rows.vocab * rows.hidden / rows.tp * 2
+    words = rows.vocab * rows.hidden / rows.vocab_ranks * 2
     pair = np.where(rows.pp > 1, 2.0, 1.0)
     distance = np.minimum(rows.tp * rows.cp * rows.dp, cluster.node)
     return exposed + rows.tied * all_reduce(words, pair, distance, cluster, factors)

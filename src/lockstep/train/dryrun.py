@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config, ModelConfig, load_config
+from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, load
 from lockstep.model.files import read_json
@@ -68,6 +69,9 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
 
     Raises LockstepError for what training would refuse, and for adapters and `numerics: fast`, which it does not run.
     """
+    if config.train.canonical_tp is not None:
+        tree = {**shape.model_dump(), "canonical_tp": config.train.canonical_tp}
+        shape = check(ModelConfig, tree, "train.canonical_tp")
     _check(config, shape, rank)
     train, asked, moment = config.train, MeshShape.of(config.parallel), _Moment()
     mesh = Mesh(asked, _Nobody(rank, asked.size))

@@ -29,6 +29,8 @@ LAYOUTS = (
     Layout(pp=2, micro_batch=2, schedule="interleaved", chunks=2),
     Layout(pp=2, micro_batch=2, schedule="zb-v", chunks=2),
     Layout(pp=2, micro_batch=2, recompute="full"),
+    *(Layout(tp=2, micro_batch=n, sequence_parallel=False) for n in (1, 4)),
+    Layout(tp=2, micro_batch=4, sequence_parallel=False, recompute="full"),
 )
 """Layouts on two processes that this version runs."""
 _FITTED = 3
@@ -88,7 +90,8 @@ def _config() -> Config:
 
 
 def _sections(layout: Layout) -> dict[str, dict[str, Any]]:
-    parallel = {key: getattr(layout, key) for key in ("pp", "dp", "fsdp", "schedule", "recompute")}
+    parallel = {key: getattr(layout, key) for key in ("pp", "dp", "tp", "fsdp", "schedule", "recompute")}
     parallel["chunks"] = layout.chunks if layout.schedule == "interleaved" else None
     micro_batches = BATCH.sequences // layout.micro_batch
-    return {"parallel": parallel, "train": {"micro_batch": layout.micro_batch, "micro_batches": micro_batches}}
+    train = {"micro_batch": layout.micro_batch, "micro_batches": micro_batches, "canonical_tp": layout.tp}
+    return {"parallel": parallel, "train": train}
