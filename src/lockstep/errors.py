@@ -7,3 +7,7 @@ line prints it without a traceback (``--debug`` shows one); Python callers can c
 
 class LockstepError(Exception):
     """A mistake in what the user gave: input, configuration, files, environment."""
+
+
+class NotRunError(LockstepError):
+    """No mistake, but what this version only plans for: it does not run it."""

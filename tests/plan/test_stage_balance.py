@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, ModelShape, load_cluster, load_plan, predict, rank_memory, search
+from lockstep.plan.refine import layers_of_chunks
 from lockstep.plan.report import report
 
 SHAPE = ModelShape("m", 24, 4096, 32, 32000, intermediate=14336, kv_heads=8, gated=True, tied=False)
@@ -77,6 +78,11 @@ def test_offload_goes_before_recomputation_where_it_hides():
 @pytest.mark.parametrize("pin", [{"recompute": "full"}, {"recompute_layers": 5}])
 def test_what_is_pinned_is_the_same_on_all_stages(pin):
     assert not any(plan.layout.by_stage for plan in search(SHAPE, cluster(34), **ASKED, pins={**PINS, **pin}))
+
+
+def test_layers_of_a_stage_are_spread_over_its_chunks():
+    layout = Layout(pp=2, schedule="zb-v", chunks=2, layers_per_stage=(13, 11))
+    assert layers_of_chunks(layout, 24) == [[7, 6], [6, 5]]
 
 
 def test_lists_of_another_length():

@@ -9,7 +9,7 @@ import typer
 
 from lockstep.cli.imports import heavy_imports
 from lockstep.config import load_config
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, NotRunError
 
 
 def dryrun(
@@ -24,15 +24,25 @@ def dryrun(
 ) -> None:
     """Go through a training step on the meta device: memory, its peak, FLOPs and bytes per operator."""
     with heavy_imports():
+        from lockstep.train.closed_form import closed_form, of_config, of_plan
         from lockstep.train.dryrun import dry_run, model_config, plan_config
         from lockstep.train.dryrun_report import dry_run_json, dry_run_text
     if plan is not None:
         if what is not None:
             raise LockstepError(f"dryrun {what} --plan {plan}: the plan says which model; leave out {what}")
-        config, shape = plan_config(plan, set_ or [])
+        try:
+            config, shape = plan_config(plan, set_ or [])
+            found = dry_run(config, shape, rank)
+        except NotRunError as why:
+            typer.echo(closed_form(why, of_plan(plan), rank, as_json))
+            return
     else:
         file = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
         config = load_config(file, set_ or [])
         shape = model_config(config.model if file is not None or what is None else what, config)
-    found = dry_run(config, shape, rank)
+        try:
+            found = dry_run(config, shape, rank)
+        except NotRunError as why:
+            typer.echo(closed_form(why, of_config(config, shape, why), rank, as_json))
+            return
     typer.echo(dry_run_json(found) if as_json else dry_run_text(found))

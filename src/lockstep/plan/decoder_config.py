@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.config import ModelConfig
-from lockstep.errors import LockstepError
+from lockstep.errors import NotRunError
 from lockstep.plan.shape import ModelShape
 
 
@@ -15,7 +15,7 @@ def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
     Raises LockstepError for a GPT of 2019 (learned positions, an MLP without a gate), which this system does not train.
     """
     if not shape.gated or shape.positions:
-        raise LockstepError(
+        raise NotRunError(
             f"{shape.name} has learned positions or an MLP without a gate: it can be planned for, but not trained "
             "here. Choose a Llama-like model"
         )

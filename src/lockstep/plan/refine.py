@@ -83,7 +83,10 @@ def stage_times(rows: Columns, times: StepTime, of: Sequence[int], layout: Layou
 
 def layers_of_chunks(layout: Layout, layers: int) -> list[list[int]]:
     """``[device][chunk]``: layers of every chunk; as even as it goes unless the layout says."""
-    groups = layout.layers_per_stage or _spread(layers, layout.pp * layout.chunks)
+    if layout.layers_per_stage:  # a device's layers over its chunks alike, as the runtime cuts them
+        shares = (divmod(share, layout.chunks) for share in layout.layers_per_stage)
+        return [[short + (c < longer) for c in range(layout.chunks)] for short, longer in shares]
+    groups = _spread(layers, layout.pp * layout.chunks)
     return [[groups[_group(layout, d, c)] for c in range(layout.chunks)] for d in range(layout.pp)]
 
 

@@ -20,7 +20,7 @@ def dry_run_text(found: DryRun) -> str:
         f"of {found.tokens:,} tokens: {found.flops / 1e12:.4g} TFLOP",
         f"before the step  weights {size(found.weights)}, optimizer {size(found.optimizer)}",
         f"peak             {size(found.peak.bytes)}, in the {found.peak.where} ({found.peak.operator})",
-        f"                 {_shares(found.peak.kinds)}",
+        f"                 {shares(found.peak.kinds)}",
         *_sent(found),
         "",
         f"{'operator':34s} {'calls':>9s} {'GFLOP':>12s} {'GB':>10s}",
@@ -45,7 +45,8 @@ def _operators(costs: Mapping[str, OperatorCost]) -> list[str]:
     return [f"{name:34s} {c.calls:9,d} {c.flops / 1e9:12,.3f} {c.bytes / 1e9:10,.3f}" for name, c in shown]
 
 
-def _shares(kinds: Mapping[str, int]) -> str:
+def shares(kinds: Mapping[str, int]) -> str:
+    """Bytes by kind, the largest first."""
     return ", ".join(f"{name} {size(n)}" for name, n in sorted(kinds.items(), key=lambda item: -item[1]))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lockstep.config import Config, ModelConfig
 from lockstep.config.parallel import ParallelConfig
-from lockstep.errors import LockstepError
+from lockstep.errors import LockstepError, NotRunError
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
@@ -71,12 +71,12 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
     parallel, train = config.parallel, config.train
     for axis, what in (("cp", "context parallelism"), ("ep", "expert parallelism")):
         if getattr(parallel, axis) > 1:
-            raise LockstepError(
+            raise NotRunError(
                 f"parallel.{axis} is {getattr(parallel, axis)}: {what} is planned for, but not run in this version; "
                 f"set it to 1 (with `lockstep plan`: --pin {axis}=1)"
             )
     if parallel.fsdp > 1:
-        raise LockstepError(
+        raise NotRunError(
             f"parallel.fsdp is {parallel.fsdp}: sharded gradients (2) and weights (3) are planned for, but not run in "
             "this version; set it to 1, which shards the optimizer's moments (with `lockstep plan`: --pin fsdp=1)"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check
-from lockstep.errors import LockstepError
+from lockstep.errors import NotRunError
 from lockstep.model import load
 from lockstep.plan import ModelShape, check_model, load_plan
 
@@ -23,9 +23,14 @@ def planned(config: Config, file: Path) -> Config:
     check_model(plan, planner_shape(shape))
     layout, batch = plan.layout, plan.batch
     if any(layout.offloaded):
-        raise LockstepError(
+        raise NotRunError(
             f"{file}: {max(layout.offloaded)} layers of a stage are to be offloaded: activations in host memory are "
             "planned for, but not run in this version; make the plan with --pin offload_layers=0"
+        )
+    if layout.tp > 1 and (shape.num_experts or shape.kv_lora_rank):
+        raise NotRunError(
+            f"{file}: tp is {layout.tp}: layers with experts or latent attention are not cut by tensor parallelism in "
+            "this version; make the plan with --pin tp=1"
         )
     degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
     choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers")}
