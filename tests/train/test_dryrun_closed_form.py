@@ -69,3 +69,17 @@ def test_latent_attention_within_five_per_cent(q_lora_rank):
     )
     closed, real = peaks(shape, Layout(micro_batch=4), Batch(16, 1024), 0)
     assert closed == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.parametrize(("recompute", "sums"), [("none", 7), ("full", 9)])
+def test_sums_over_tensor_ranks_are_those_that_the_planner_charges(recompute, sums):
+    """Each sends half of a sum's float32 elements and half of the rounded ones: 6 bytes per pair of elements."""
+    shape = ModelShape("m", 4, 256, 4, 2048, intermediate=704, kv_heads=2, head_dim=64, gated=True, tied=False)
+    config = Config.model_validate({
+        "data": {"seq_len": 128}, "train": {"micro_batch": 4, "micro_batches": 4, "canonical_tp": 2},
+        "parallel": {"tp": 2, "recompute": recompute},
+    })  # fmt: skip
+    sent = dry_run(config, decoder_config(shape, 128), 0).traffic["tp"].bytes
+    expected = shape.layers * sums * (16 * 128 * 256) * 6 / 2
+    # Beside them only the squares of the gradient's norm: 624 bytes.
+    assert expected <= sent < expected + 1000

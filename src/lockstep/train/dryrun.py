@@ -80,7 +80,8 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
     decoder = Decoder(shape) if part is None else part.decoder(lambda _, size: torch.empty(size, device="meta"))
     named = dict(decoder.named_parameters())
     parameters = named if part is None else {name: named[name] for name in part.used(part.names)}
-    model = Model(decoder, None, moment.labelled(operators("bitwise")), getattr(torch, train.dtype))
+    ops = operators("bitwise") if part is None else part.operators(operators("bitwise"))
+    model = Model(decoder, None, moment.labelled(ops), getattr(torch, train.dtype))
     with Watch(moment.here) as watch:
         watch.hold(parameters.values(), "weights")
         if part is None:
