@@ -74,10 +74,10 @@ class Update:
 def _squares(ops: Operators, shape: torch.Size) -> Stage:
     given = (Given("gradient", tuple(shape), torch.float32),)
     function: Function = lambda gradient: (ops.square_sum(gradient),)  # noqa: E731
-    return Stage("norm", ["norm", "squares", ops.numerics, list(shape)], given, lambda: function)
+    return Stage("gradient norm", ["norm", "squares", ops.numerics, list(shape)], given, lambda: function)
 
 
 def _root(count: int) -> Stage:
     given = (Given("sums", (count,), torch.float64),)
     function: Function = lambda sums: (tree_sum(sums).sqrt(),)  # noqa: E731
-    return Stage("norm", ["norm", "root", count], given, lambda: function)
+    return Stage("gradient norm", ["norm", "root", count], given, lambda: function)
