@@ -52,19 +52,25 @@ def ask(page: Page, text: str) -> None:
 
 
 def tokens(page: Page, most: int) -> None:
+    """Let answers have so many tokens: the drawn ones of a random model may end at once."""
+    go_on(page)
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Most tokens").fill(str(most))
     page.get_by_role("button", name="Close settings").click()
 
 
-def endless(page: Page) -> None:
-    """Let answers go on past the tokens that end one."""
+def go_on(page: Page, **changes: int) -> None:
+    """Let answers go on past the tokens that end one, with these changes to what the page asks for."""
 
-    def go_on(route: Route) -> None:
+    def changed(route: Route) -> None:
         body = json.loads(route.request.post_data or "")
-        route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "max_tokens": 950}))
+        route.continue_(post_data=json.dumps({**body, "ignore_eos": True, "seed": 1, **changes}))
 
-    page.route("**/v1/chat/completions", go_on)
+    page.route("**/v1/chat/completions", changed)
+
+
+def endless(page: Page) -> None:
+    go_on(page, max_tokens=950)
 
 
 def chunk(text: str, finish: str | None = None) -> str:
