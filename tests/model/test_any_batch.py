@@ -7,8 +7,6 @@ More examples: pytest -m slow tests/model/test_any_batch.py
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
@@ -22,6 +20,7 @@ from lockstep.model import Model, load
 from lockstep.model.decoder import make_pages
 from lockstep.ops import PAGE, Packed, Paged
 from tests.model.tiny import same_bytes, tiny
+from tests.threads import threads
 
 FAMILIES = [
     "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3",
@@ -67,16 +66,6 @@ def drawn(draw: st.DrawFn) -> Drawn:
         draw(st.sampled_from(sorted(DTYPES))), lengths, chunks, draw(st.sampled_from([1, 2, 4])),
         draw(st.integers(0, 3)), draw(st.integers(0, 1000)), draw(st.integers(1, 20)),
     )  # fmt: skip
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def forward(model: Model, tokens: list[int], batch: Packed | Paged, cache: list | None = None) -> Tensor:

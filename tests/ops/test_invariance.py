@@ -1,7 +1,6 @@
 """The bit contract, operator by operator: a row's bytes depend on nothing but the row's own inputs (C1, C2)."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,21 +12,12 @@ from lockstep.ops import Packed, operators
 from lockstep.ops.linear import input_gradient, weight_gradient
 from tests.ops.compare import differing, randn
 from tests.ops.sequences import paged_outputs
+from tests.threads import threads
 
 OPS = operators("bitwise")
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 THREADS = st.sampled_from([1, 2, 4])
 PROPERTY = settings(max_examples=40, deadline=None)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @PROPERTY

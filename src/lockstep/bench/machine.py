@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lockstep.cores import usable_cores
 from lockstep.ops.device_class import device_class, processor
 
 
@@ -42,7 +43,6 @@ class Machine:
 
 def describe(*packages: str) -> Machine:
     """This machine now, with the versions of Lockstep, PyTorch and these packages (those that are installed)."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     versions = {"lockstep": metadata.version("lockstep"), "torch": torch.__version__}
     for name in packages:
         try:
@@ -51,4 +51,6 @@ def describe(*packages: str) -> Machine:
             continue
     versions["Python"] = platform.python_version()
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    return Machine(processor(), device_class(), usable, torch.get_num_threads(), os.getloadavg()[0], date, versions)
+    return Machine(
+        processor(), device_class(), usable_cores(), torch.get_num_threads(), os.getloadavg()[0], date, versions
+    )

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cores import usable_cores
 from lockstep.errors import LockstepError
 
 _NEEDED = ("lockstep", "torch", "numpy", "safetensors", "tokenizers", "pydantic", "typer", "fastapi", "uvicorn", "gguf")
@@ -80,7 +81,7 @@ def _processor() -> Iterator[Finding]:
     yield Finding("machine", "device class", device_class(), slow)
     vectors = None if sets else "no vector instructions that the kernels know: they run as plain C++, many times slower"
     yield Finding("machine", "instruction sets", " ".join(sorted(sets)) or "none", vectors)
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    usable = usable_cores()
     yield Finding("machine", "processor", f"{processor()}, {usable} usable cores, {torch.get_num_threads()} threads")
     yield Finding("machine", "memory", _memory())
     if torch.accelerator.is_available():

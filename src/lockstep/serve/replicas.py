@@ -6,7 +6,6 @@ A replica that ends fails its own requests and is started again; the others go o
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Literal
@@ -15,6 +14,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.cores import usable_cores
 from lockstep.errors import LockstepError
 from lockstep.serve.launch import Launched
 from lockstep.serve.params import SamplingParams
@@ -29,7 +29,7 @@ class Replicas:
 
     def __init__(self, spec: EngineSpec, count: int = 1, first: Launched | None = None) -> None:
         """first: a process that was launched before there was time to make this."""
-        threads = None if count == 1 else max(1, _cores() // count)
+        threads = None if count == 1 else max(1, usable_cores() // count)
         self._all = [Supervisor(spec, first if i == 0 else None, threads) for i in range(count)]
         self._router = Router()
         self._seen = [0] * count
@@ -107,7 +107,8 @@ class Replicas:
             raise EngineFailed(self.reason)
         self._forget_old_starts()
         while True:
-            chosen = self._router.choose(prompt_ids, salt, loads)
+            # One engine needs no choice, and no hash of every prompt.
+            chosen = 0 if len(self._all) == 1 else self._router.choose(prompt_ids, salt, loads)
             replica = self._all[chosen]
             try:
                 request = await replica.submit(
@@ -151,7 +152,3 @@ class Replicas:
             if replica.starts != self._seen[i]:
                 self._seen[i] = replica.starts
                 self._router.forget(i)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cores import usable_cores
 from lockstep.errors import LockstepError
 
 PEERS = Path("~/.cache/lockstep/peers")
@@ -49,8 +49,8 @@ def serve(
         loaded.save(directory)
         values = {
             "directory": str(directory), "peers": str(peers.expanduser()), "clients": str(max(sizes.clients)),
-            "context": "2048", "all_context": str(2048 + 256 * max(sizes.clients)), "threads": str(_cores()),
-            "last": str(_cores() - 1), 
+            "context": "2048", "all_context": str(2048 + 256 * max(sizes.clients)), "threads": str(usable_cores()),
+            "last": str(usable_cores() - 1),
             "vllm_dtype": "bfloat16" if "avx512_bf16" in instruction_sets() else "float32",
             "gguf": _gguf(model, Path(folder)) if "llama.cpp" in names else "",
         }  # fmt: skip
@@ -64,10 +64,6 @@ def _counts(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise LockstepError(f"--clients is {text!r}: give whole numbers from 1, such as 1,8,32.")
     return tuple(int(part) for part in parts)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gguf(model: str, folder: Path) -> str:
