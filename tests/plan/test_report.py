@@ -1,5 +1,7 @@
 """The report page: its frontier, and a pipeline whose picture is the simulation of the plan."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,16 @@ def test_page_escapes_what_it_shows(tmp_path):
     plans = search(shape, "4xH100", seq=128, global_batch_tokens=1 << 12)
     save_report(plans, "4xH100", tmp_path / "r.html")
     assert "<script>x" not in (tmp_path / "r.html").read_text().split("<iframe")[0]
+
+
+def test_a_part_has_one_colour_in_every_plan_and_the_legend(tmp_path):
+    plans = search("llama3-8b", "8xA100-40", seq=2048, global_batch_tokens=1 << 18)
+    save_report(plans, "8xA100-40", tmp_path / "r.html")
+    page = (tmp_path / "r.html").read_text().split("<iframe")[0]
+    bars = re.findall(r'<i title="([a-z ]+): [^"]*" style="width:[0-9.]+%;background:(hsl[^"]+)"', page)
+    keys = re.findall(r'<span><i style="background:(hsl[^"]+)"></i>([a-z ]+)</span>', page)
+    assert len(bars) > 2 * len(plans)
+    assert {(name, colour) for name, colour in bars} <= {(name, colour) for colour, name in keys}
 
 
 def test_text_names_the_parts():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -55,12 +55,18 @@ def save_report(
 
 def _drawn(shown: int, whole: int) -> str:
     """Why the picture's times are not the step's: only the beginning and the end differ from the repeated middle."""
-    return "" if shown == whole else f"<p>{shown} of {whole} micro-batches are drawn: the middle repeats.</p>"
+    if shown == whole:
+        return ""
+    return (
+        f"<p>{shown} of {whole} micro-batches are drawn: the middle repeats. Makespan and bubble are the picture's.</p>"
+    )
 
 
 def _plans(plans: Sequence[Plan]) -> str:
     head = ("layout", "step", "tokens/s", "MFU", "bubble", "time", "memory", "why not")
     rows = []
+    time_hues = _hues(plan.prediction.parts for plan in plans)
+    memory_hues = _hues(plan.prediction.memory_parts for plan in plans)
     for plan in plans:
         it = plan.prediction
         cells = (
@@ -69,24 +75,42 @@ def _plans(plans: Sequence[Plan]) -> str:
             f"{it.tokens_s:,.0f}",
             f"{100 * it.mfu:.1f} %",
             f"{100 * it.bubble:.1f} %",
-            _bar(it.parts, it.step_s, "s"),
-            _bar(it.memory_parts, it.memory_gb, "GB"),
+            _bar(it.parts, it.step_s, "s", time_hues),
+            _bar(it.memory_parts, it.memory_gb, "GB", memory_hues),
             escape(plan.worse or "best"),
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{''.join(rows)}</table>"
+    table = f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{''.join(rows)}</table>"
+    return table + _legend("time", time_hues) + _legend("memory", memory_hues)
 
 
-def _bar(parts: Mapping[str, float], whole: float, unit: str) -> str:
+def _hues(parts: Iterable[Mapping[str, float]]) -> dict[str, int]:
+    """A colour for each part's name, the same in every plan's bar."""
+    names = dict.fromkeys(name for of_plan in parts for name, value in of_plan.items() if value)
+    return {name: (i * 67) % 360 for i, name in enumerate(names)}
+
+
+def _legend(what: str, hues: Mapping[str, int]) -> str:
+    keys = "".join(
+        f'<span><i style="background:{_colour(hue)}"></i>{escape(name)}</span>' for name, hue in hues.items()
+    )
+    return f'<p class="legend"><b>{what}</b>{keys}</p>'
+
+
+def _bar(parts: Mapping[str, float], whole: float, unit: str, hues: Mapping[str, int]) -> str:
     """A stacked bar; hovering a part names it."""
     pieces = []
-    for i, (name, value) in enumerate(parts.items()):
+    for name, value in parts.items():
         if value > 0.002 * whole:
-            said, hue = escape(f"{name}: {value:.3g} {unit}"), (i * 67) % 360
+            said = escape(f"{name}: {value:.3g} {unit}")
             pieces.append(
-                f'<i title="{said}" style="width:{100 * value / whole:.1f}%;background:hsl({hue} 55% 55%)"></i>'
+                f'<i title="{said}" style="width:{100 * value / whole:.1f}%;background:{_colour(hues[name])}"></i>'
             )
     return f'<span class="bar">{"".join(pieces)}</span>{whole:.3g} {unit}'
+
+
+def _colour(hue: int) -> str:
+    return f"hsl({hue} 55% 55%)"
 
 
 def _frontier(found: Evaluated, plans: Sequence[Plan], cluster: Cluster) -> str:
@@ -140,6 +164,9 @@ h1 { font-size: 20px; } h2 { font-size: 16px; margin-top: 28px; }
 table { border-collapse: collapse; }
 td, th { padding: 5px 9px; border-bottom: 1px solid var(--line); text-align: left; }
 .bar { display: flex; width: 150px; height: 12px; border-radius: 3px; overflow: hidden; } .bar i { display: block; }
+td { font-variant-numeric: tabular-nums; } td:not(:first-child):not(:last-child) { white-space: nowrap; }
+.legend { margin: 6px 0; } .legend span { margin-left: 12px; white-space: nowrap; }
+.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px; }
 svg { width: 100%; max-width: 900px; } svg text { fill: var(--ink); font-size: 12px; }
 .cloud { fill: var(--pale); opacity: .5; }
 .front { fill: #d2542c; } .room { stroke: var(--ink); stroke-dasharray: 5 4; }
