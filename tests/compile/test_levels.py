@@ -26,7 +26,7 @@ def whole(made, compiler, dtype, rows=96, z_loss=0.0):
 def run(program, made, lengths):
     tokens, targets, packed, weights = batch(lengths)
     gradients = [torch.full_like(p, torch.nan) for p in made.parameters() if p.requires_grad]
-    objective, logprobs = program.run(tokens, targets, packed, weights, gradients)
+    objective, logprobs = program.run(tokens, targets, packed, weights, gradients, made.config.router_aux_loss)
     return [torch.tensor(objective, dtype=torch.float32), logprobs.clone(), *gradients]
 
 
@@ -39,7 +39,9 @@ def test_every_level_gives_the_same_bytes(family, dtype):
     for lengths in BATCHES:
         expected = eager(made, OPS, dtype, lengths, z_loss=0.1)
         tokens, targets, packed, weights = batch(lengths)
-        assert same(differentiate(made, OPS, blockwise(tokens, packed), targets, weights, 0.1), expected)
+        routed = []
+        hidden = blockwise(tokens, packed, routed)
+        assert same(differentiate(made, OPS, hidden, targets, weights, 0.1, routed), expected)
         assert same(run(program, made, lengths), expected)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,6 +52,15 @@ def test_a_function_keeps_its_bytes(function):
 
 def test_operators_without_an_out_form_are_copied():
     check(lambda x: (torch.nn.functional.gelu(x), torch.ops.aten.native_layer_norm(x, [10], None, None, 1e-5)[0]), X)
+
+
+def test_lists_of_numbers_that_grow_with_the_rows_are_lines_through_both_captures():
+    one, two = (Recipe((), (), (), (), (f"l{rows},4,{2 * rows}", "l1,2"), (), ()) for rows in (10, 30))
+    assert merge(one, 10, two, 30).constants == ("m0,1,4,0,0,2", "l1,2")
+    with pytest.raises(NotAffine, match="a size is 100 with 10 rows and 900 with 30"):
+        merge(replace(one, constants=("l100",)), 10, replace(one, constants=("l900",)), 30)
+    with pytest.raises(NotAffine, match="becomes"):
+        merge(replace(one, constants=("l1",)), 10, replace(one, constants=("l1,2",)), 30)
 
 
 def test_an_index_selects_rows():

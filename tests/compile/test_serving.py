@@ -8,16 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.compile import Compiler, ServingProgram
+from lockstep.compile.stage import tensors_of
+from lockstep.model.decoder import make_pages
 from lockstep.ops import KVPages, Paged, operators
 from tests.compile.models import DTYPES, FAMILIES, decoder, same
 
 OPS = operators("bitwise")
 PAGES = 12
+COMPILED = [name for name in FAMILIES if not name.startswith("deepseek")]
+"""Latent attention is served operator by operator: which pages it makes keys of, and its weights by head, are no
+inputs of a program yet."""
 
 
 def pages(made, dtype):
-    config = made.config
-    return [KVPages.zeros(PAGES, config.num_kv_heads, config.head_dim, dtype) for _ in made.layers]
+    return make_pages(made.config, PAGES, dtype, lambda shape, kind: torch.zeros(shape, dtype=kind))
 
 
 def step(sequences: list[tuple[int, int, list[int]]]) -> tuple[torch.Tensor, Paged]:
@@ -41,7 +45,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", COMPILED)
 def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype):
     made = decoder(family)
     mine, theirs = pages(made, dtype), pages(made, dtype)
@@ -52,7 +56,7 @@ def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype):
             tokens, paged = step(sequences)
             expected = made(OPS, tokens, paged, theirs, dtype)
             assert same([program(tokens, paged)], [expected])
-    assert same([t for p in mine for t in (p.k, p.v)], [t for p in theirs for t in (p.k, p.v)])
+    assert same([t for p in mine for t in tensors_of(p)], [t for p in theirs for t in tensors_of(p)])
 
 
 class TestAnyStep:

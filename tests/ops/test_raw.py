@@ -73,6 +73,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "route_backward": lambda: (randn(0, 7, 3), randn(1, 7, 12), routes()[0], False, True, 1.0),
     "softmax_sums": lambda: (randn(0, 7, 12),),
     "softmax_sums_backward": lambda: (randn(0, 12), randn(1, 7, 12)),
+    "balance_share": lambda: ([routes()[1], routes()[1]], 14),
     "group": lambda: (routes()[0], 12),
     "dispatch": lambda: (half(0, 7, 20), routes()[2]),
     "dispatch_backward": lambda: (half(0, 21, 20), routes()[3]),

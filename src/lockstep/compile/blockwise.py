@@ -20,6 +20,7 @@ from lockstep.compile.program import ALIGN, Placed, Program, place
 from lockstep.compile.recipe import Place
 from lockstep.compile.stage import tensors_of
 from lockstep.model.decoder import Decoder
+from lockstep.model.moe import Routed
 from lockstep.ops import Operators, Packed
 
 
@@ -31,11 +32,12 @@ class Blockwise:
         self.decoder, self.ops, self.dtype, self.compiler, self.rows = decoder, ops, dtype, compiler, rows
         self._compile()
 
-    def __call__(self, tokens: Tensor, batch: Packed) -> Tensor:
-        """tokens int [T] -> hidden [T, D] after the final norm, with the graph that autograd needs."""
+    def __call__(self, tokens: Tensor, batch: Packed, routed: list[Routed] | None = None) -> Tensor:
+        """tokens int [T] -> hidden [T, D] after the final norm, with the graph that autograd needs. routed: takes what
+        the router of each layer did, where the model has a load-balance loss."""
         decoder = self.decoder
         if len(tokens) > self.rows or not torch.is_grad_enabled():
-            return decoder(self.ops, tokens, batch, dtype=self.dtype)
+            return decoder(self.ops, tokens, batch, dtype=self.dtype, routed=routed)
         if not self._unchanged:
             self.compiler.note("the model was changed after it was compiled: compiling again")
             self._compile()
@@ -43,13 +45,16 @@ class Blockwise:
         tables = decoder.rope_tables(batch)
         for layer in self._layers:
             inputs = [*tensors_of(batch), tables[layer.slides], *(leaf.tensor for leaf in layer.leaves)]
-            x = _Block.apply(self._programs[id(layer.halves)], x, *inputs)
+            x, *routes = _Block.apply(self._programs[id(layer.halves)], x, *inputs)
+            if routed is not None and routes:
+                routed.append(Routed(*routes))
         return decoder.norm(self.ops, x, self.dtype)
 
     def _compile(self) -> None:
         batch = Packed.of([2, 3])
+        routed = bool(self.decoder.config.router_aux_loss)
         with torch.enable_grad():
-            self._layers = compiled_layers(self.decoder, self.ops, batch, None, self.dtype, self.compiler)
+            self._layers = compiled_layers(self.decoder, self.ops, batch, None, self.dtype, self.compiler, routed)
         with self.compiler.phase("build"):
             kinds = {id(layer.halves): layer for layer in self._layers}
             placed = {key: _placed(layer, self.rows) for key, layer in kinds.items()}
@@ -82,7 +87,7 @@ class _Programs:
 
     def __init__(self, layer: Layer, forward: Placed, backward: Placed, scratch: Tensor, rows: int) -> None:
         halves = layer.halves
-        self.used = halves.used
+        self.used, self.tangents = halves.used, halves.tangents
         results = forward.recipe.outputs
         count = len(results) - halves.saved
         kept = results[count:]
@@ -112,15 +117,16 @@ def _half(placed: Placed, kept: tuple[Place, ...], offsets: list[int], first: in
 
 class _Block(Function):
     @staticmethod
-    def forward(ctx: Any, programs: _Programs, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, programs: _Programs, *inputs: Tensor) -> tuple[Tensor, ...]:
         rows = inputs[0].shape[0]
         given = [tensor.detach() for tensor in inputs]
-        (out,) = (_fresh(one, rows) for one in programs.results)
+        results = tuple(_fresh(one, rows) for one in programs.results)
         saved = torch.empty(programs.saved_bytes, dtype=torch.uint8)
-        programs.forward.run(rows, [*given, out], saved)
+        programs.forward.run(rows, [*given, *results], saved)
         ctx.programs, ctx.saved = programs, saved
         ctx.save_for_backward(*(inputs[i] for i in programs.used))
-        return out
+        ctx.mark_non_differentiable(*(one for i, one in enumerate(results) if i not in programs.tangents))
+        return results
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -128,7 +134,8 @@ class _Block(Function):
         rows = incoming[0].shape[0]
         found = [_fresh(one, rows) for one in programs.gradients]
         given = [tensor.detach() for tensor in ctx.saved_tensors]
-        programs.backward.run(rows, [*given, incoming[0].contiguous(), *found], ctx.saved)
+        slopes = [incoming[i].contiguous() for i in programs.tangents]
+        programs.backward.run(rows, [*given, *slopes, *found], ctx.saved)
         rest = iter(programs.gives)
         wanted = (next(rest) if needed else None for needed in ctx.needs_input_grad[1:])
         return None, *(None if at is None else found[at] for at in wanted)

@@ -9,6 +9,7 @@ import torch
 
 from lockstep.compile.compiler import Compiler
 from lockstep.compile.halves import Halves
+from lockstep.compile.recipe import Place
 from lockstep.compile.stage import Leaf, block_stage, leaves
 from lockstep.model.decoder import Block, Decoder
 from lockstep.ops import Operators, Packed, Paged, Pages
@@ -26,6 +27,12 @@ class Layer:
     slides: bool
 
     @property
+    def routed(self) -> tuple[Place, ...]:
+        """What the router gives besides the stream (logits, offsets), where it was asked for and there is one."""
+        outputs = self.halves.forward.outputs
+        return outputs[1 : len(outputs) - self.halves.saved]
+
+    @property
     def trained(self) -> list[int]:
         """Which of the leaves have a gradient, by index; with `wanted` before them, the backward's results."""
         return [i for i, leaf in enumerate(self.leaves) if leaf.given.differentiated]
@@ -38,8 +45,10 @@ def compiled_layers(
     cache: Sequence[Pages] | None,
     dtype: torch.dtype,
     compiler: Compiler,
+    routed: bool = False,
 ) -> list[Layer]:
-    """Every block of a decoder, compiled for batches of this kind; with gradients where they are recorded."""
+    """Every block of a decoder, compiled for batches of this kind; with gradients where they are recorded. routed:
+    what routers did is a result too."""
     full, sliding = decoder.rope_tables(batch)
     wanted = torch.is_grad_enabled() and decoder.embed.weight.requires_grad
     found = []
@@ -47,7 +56,7 @@ def compiled_layers(
         assert isinstance(block, Block)
         slides = decoder.config.slides(i)
         table = sliding if slides else full
-        stage = block_stage(block, ops, batch, table, None if cache is None else cache[i], dtype, wanted)
+        stage = block_stage(block, ops, batch, table, None if cache is None else cache[i], dtype, wanted, routed)
         layer = Layer(block, compiler.compile(stage), leaves(block, ops, dtype), wanted, slides)
         found.append(layer)
         wanted = wanted or bool(layer.trained)

@@ -4,6 +4,8 @@ The program is stitched from the recipes of its stages, which know nothing of th
 
     embedding -> block 0 .. block L-1 -> loss with its gradient -> block L-1 .. block 0 backward -> embedding backward
 
+with the load-balance loss of experts, where there is one, after the loss: its gradients go to every router's logits.
+
 Memory is one piece. What a block saves for its backward pass has a place of its own, and so has every block's input;
 intermediates share one scratch area, since one stage runs at a time. Gradients of the stream alternate between two
 places, and those of weights go straight to where the caller keeps them.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +27,7 @@ from lockstep.compile.layers import Layer, compiled_layers
 from lockstep.compile.memory_map import MemoryMap
 from lockstep.compile.program import Placer, Program
 from lockstep.compile.recipe import Place, Recipe
-from lockstep.compile.stage import embedding_stage, loss_stage, tensors_of
+from lockstep.compile.stage import balance_stage, embedding_stage, loss_stage, tensors_of
 from lockstep.model.decoder import Decoder
 from lockstep.ops import Operators, Packed
 
@@ -49,24 +52,36 @@ class MicroBatch:
         self.decoder, self.rows = decoder, rows
         batch = Packed.of([2, 3])
         with torch.enable_grad():
-            layers = compiled_layers(decoder, ops, batch, None, dtype, compiler)
+            layers = compiled_layers(decoder, ops, batch, None, dtype, compiler, bool(decoder.config.router_aux_loss))
             wanted = layers[-1].wanted or bool(layers[-1].trained)
             embedding = compiler.compile(embedding_stage(decoder, ops, dtype))
             loss = compiler.compile(loss_stage(decoder, ops, dtype, z_loss, wanted))
+            routers = [_sloped(layer) for layer in layers if layer.routed]
+            balance = None
+            if routers:
+                balance = compiler.compile(balance_stage(ops, dtype, decoder.config.num_experts, routers))
+            stages = _Stages(embedding, layers, loss, wanted, balance)
         with compiler.phase("build"):
-            self._stitch = _Stitch(decoder, _Stages(embedding, layers, loss, wanted), list(parameters), rows, batch)
+            self._stitch = _Stitch(decoder, stages, list(parameters), rows, batch)
         self.unchanged = Unchanged(decoder)
 
     def run(
-        self, tokens: Tensor, targets: Tensor, batch: Packed, token_weights: Tensor, gradients: Sequence[Tensor]
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        batch: Packed,
+        token_weights: Tensor,
+        gradients: Sequence[Tensor],
+        balance: float = 0.0,
     ) -> tuple[float, Tensor]:
         """Write the gradients (float32, overwritten; in the order of the parameters). Returns the objective, and the
-        log-probabilities float32 [T], which the next call overwrites."""
+        log-probabilities float32 [T], which the next call overwrites. balance: the weight of the load-balance loss."""
         made, tables = self._stitch, self.decoder.rope_tables(batch)
-        values = [made.tokens, made.targets, made.weights, *made.batch, *made.tables, *made.gradients.values()]
+        values = [made.tokens, made.targets, made.weights, made.weight_of_balance, *made.batch, *made.tables]
         rows = [tokens.to(torch.int64).contiguous(), targets.to(torch.int64).contiguous(), token_weights]
+        tensors = [*rows, torch.tensor(balance), *tensors_of(batch), *tables]
         made.program.resize(len(tokens))
-        made.program.run(values, [*rows, *tensors_of(batch), *tables, *gradients])
+        made.program.run([*values, *made.gradients.values()], [*tensors, *gradients])
         return float(made.program.value(made.objective)), made.program.value(made.logprobs)
 
     @property
@@ -80,12 +95,14 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class _Stages:
-    """What the program is stitched from. wanted: whether the loss has a gradient of its input."""
+    """What the program is stitched from. wanted: whether the loss has a gradient of its input. balance: the
+    load-balance loss, where the model has one."""
 
     embedding: Halves
     layers: list[Layer]
     loss: Halves
     wanted: bool
+    balance: Halves | None
 
 
 @dataclass(frozen=True)
@@ -104,11 +121,12 @@ class _Stitch:
         self.decoder, self.stages, self.rows = decoder, stages, rows
         self.program, self.map, self.placed = Program(), MemoryMap(), Placer(rows)
         program, empty = self.program, torch.empty(0)
-        self.tokens, self.targets, self.weights = (program.tensor(empty) for _ in range(3))
-        self.batch = [program.tensor(empty) for _ in tensors_of(batch)]
-        self.tables = [program.tensor(empty) for _ in range(2)]
-        self.leaves = {name: program.tensor(p) for name, p in decoder.named_parameters()}
-        self.gradients = {name: program.tensor(empty) for name in trained}
+        self.tokens, self.targets, self.weights, self.weight_of_balance = program.tensors([empty] * 4)
+        self.batch = program.tensors([empty] * len(tensors_of(batch)))
+        self.tables = program.tensors([empty] * 2)
+        named = dict(decoder.named_parameters())
+        self.leaves = dict(zip(named, program.tensors(named.values()), strict=True))
+        self.gradients = dict(zip(trained, program.tensors([empty] * len(trained)), strict=True))
         self.written: set[str] = set()
         self._lay_out()
         self._emit()
@@ -121,11 +139,14 @@ class _Stitch:
         halves = [stages.embedding, *(layer.halves for layer in stages.layers)]
         ahead = max(self.placed(h.forward).scratch for h in halves)
         behind = [self.placed(h.backward).scratch for h in halves if h.backward is not None]
+        behind += [self.placed(h.forward).scratch for h in (stages.loss, stages.balance) if h is not None]
         slopes = [take(size), take(size)]
-        self.scratch = take(max(ahead - self.map.size, self.placed(stages.loss.forward).scratch, *behind, 0))
+        self.scratch = take(max(ahead - self.map.size, *behind, 0))
         streams = [take(size) for _ in range(len(stages.layers) + 1)]
         saved = [[take(one.bytes(rows)) for one in _saved(layer.halves)] for layer in stages.layers]
-        results = stages.loss.forward.outputs[:2]
+        routed = [[take(one.bytes(rows)) for one in layer.routed] for layer in stages.layers]
+        sloped = [take(layer.routed[0].bytes(rows)) if _sloped(layer) else 0 for layer in stages.layers]
+        results = [*stages.loss.forward.outputs[:2], *(stages.balance.forward.outputs[:1] if stages.balance else ())]
         ends = [take(one.bytes(rows)) for one in results]
         shared = self._shared()
         other = take(shared.bytes(rows)) if shared else 0
@@ -140,8 +161,15 @@ class _Stitch:
             [at(o, one) for o, one in zip(offsets, _saved(layer.halves), strict=True)]
             for offsets, layer in zip(saved, stages.layers, strict=True)
         ]
+        self.routed = [
+            [at(o, one) for o, one in zip(offsets, layer.routed, strict=True)]
+            for offsets, layer in zip(routed, stages.layers, strict=True)
+        ]
+        self.sloped = [
+            [at(o, layer.routed[0])] if _sloped(layer) else [] for o, layer in zip(sloped, stages.layers, strict=True)
+        ]
         self.ends = [at(o, one) for o, one in zip(ends, results, strict=True)]
-        self.objective, self.logprobs = (one.value for one in self.ends)
+        self.objective, self.logprobs = self.ends[2 if stages.balance else 0].value, self.ends[1].value
         self.other = at(other, shared) if shared else None
 
     def _shared(self) -> Place | None:
@@ -153,8 +181,12 @@ class _Stitch:
         stages, x = self.stages, self.streams
         self._append(stages.embedding.forward, [self.tokens, self.leaves["embed.weight"]], [x[0]], ahead=True)
         for i, layer in enumerate(stages.layers):
-            self._append(layer.halves.forward, self._inputs(i), [x[i + 1], *self.saved[i]], ahead=True)
+            results = [x[i + 1], *self.routed[i], *self.saved[i]]
+            self._append(layer.halves.forward, self._inputs(i), results, ahead=True)
         self._emit_loss()
+        if stages.balance is not None:
+            inputs: list[_Value] = [self.ends[0], self.weight_of_balance, *chain.from_iterable(self.routed)]
+            self._append(stages.balance.forward, inputs, [self.ends[2], *chain.from_iterable(self.sloped)])
         for i in reversed(range(len(stages.layers))):
             self._emit_backward(i)
         self._emit_embedding()
@@ -172,14 +204,14 @@ class _Stitch:
         ]
         slope = [self._slope(len(self.stages.layers))] if self.stages.wanted else []
         names = [name for name in ("norm.weight", head) if name in self.gradients]
-        self._append(self.stages.loss.forward, inputs, [*self.ends, *slope, *names])
+        self._append(self.stages.loss.forward, inputs, [*self.ends[:2], *slope, *names])
 
     def _emit_backward(self, i: int) -> None:
         layer = self.stages.layers[i]
         if layer.halves.backward is None:
             return
         inputs = self._inputs(i)
-        given: list[_Value] = [*(inputs[at] for at in layer.halves.used), *self.saved[i], self._slope(i + 1)]
+        given: list[_Value] = [*(inputs[at] for at in layer.halves.used), *self.saved[i], *self._slopes(i)]
         names = [f"layers.{i}.{layer.leaves[at].name}" for at in layer.trained]
         self._append(layer.halves.backward, given, [*([self._slope(i)] if layer.wanted else []), *names])
 
@@ -200,6 +232,10 @@ class _Stitch:
         block = self.stages.layers[layer]
         weights = [self.leaves[f"layers.{layer}.{leaf.name}"] for leaf in block.leaves]
         return [self.streams[layer], *self.batch, self.tables[block.slides], *weights]
+
+    def _slopes(self, layer: int) -> list[_Memory]:
+        """The places of the gradients of a layer's results."""
+        return [self._slope(layer + 1), *self.sloped[layer]]
 
     def _slope(self, layer: int) -> _Memory:
         """The place of the gradient of the input of a layer."""
@@ -228,6 +264,11 @@ class _Stitch:
 
 
 _Value = int | _Memory
+
+
+def _sloped(layer: Layer) -> bool:
+    """Whether the gradient of the router's logits comes in from the load-balance loss."""
+    return 1 in layer.halves.tangents
 
 
 def _saved(halves: Halves) -> tuple[Place, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +91,18 @@ class Program:
         self.device = torch.device(device)
         build.load()
         self._raw: Any = torch.classes.lockstep.Program()
+        self._recipes: dict[int, tuple[int, Placed]] = {}
+        """By the identity of a placed recipe (which is kept, so that it stays its own): its number."""
 
     def tensor(self, tensor: Tensor) -> int:
         """A tensor from outside, which `bind` may replace."""
-        return int(self._raw.external(tensor.detach()))
+        return self.tensors([tensor])[0]
+
+    def tensors(self, tensors: Iterable[Tensor]) -> range:
+        """Tensors from outside, one value after the other."""
+        given = [tensor.detach() for tensor in tensors]
+        first = int(self._raw.external(given))
+        return range(first, first + len(given))
 
     def memory(self, size: int) -> int:
         """Memory of its own of so many bytes."""
@@ -106,16 +114,14 @@ class Program:
 
     def append(self, placed: Placed, places: Sequence[int], memory: int, offset: int = 0) -> None:
         """The calls of a recipe on these places (inputs, then outputs); its scratch lies at a byte offset of memory."""
-        views, area = placed.views, len(places)
-        if offset:
-            views = [[v[0], v[1] + offset * (v[0] == area), *v[2:]] for v in views]
-        arguments = ([*places, memory], placed.types, views, placed.constants, placed.names, placed.calls)
-        self._raw.append(*arguments, placed.results)
+        if id(placed) not in self._recipes:
+            lists = (placed.types, placed.views, placed.constants, placed.names, placed.calls, placed.results)
+            self._recipes[id(placed)] = int(self._raw.recipe(len(places), *lists)), placed
+        self._raw.append(self._recipes[id(placed)][0], [*places, memory], offset)
 
     def call(self, operator: str, *values: int) -> None:
         """One more call of an operator that writes into its arguments."""
-        name, _, overload = operator.partition(".")
-        self._raw.call(name, overload, list(values), [])
+        self._raw.call(operator, list(values))
 
     def constant(self, text: str) -> int:
         return int(self._raw.constant(text))

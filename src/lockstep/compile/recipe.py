@@ -123,12 +123,20 @@ def _merge(a: Any, b: Any, rows: int, more: int) -> Any:
         return tuple(_merge(x, y, rows, more) for x, y in zip(a, b, strict=True))
     if isinstance(a, (Recipe, View, Scratch, Place, Call, Workspace)):
         return type(a)(*(_merge(getattr(a, f), getattr(b, f), rows, more) for f in a.__dataclass_fields__))
-    if isinstance(a, str) and a != b and a[:1] == b[:1] == "i":
-        constant, slope = _line(int(a[1:]), int(b[1:]), rows, more)
-        return f"a{constant},{slope}"
+    if isinstance(a, str) and a != b and a[:1] == b[:1] and a[:1] in ("i", "l"):
+        return _line_of_numbers(a, b, rows, more)
     if a != b:
         raise NotAffine(f"{a!r} becomes {b!r}")
     return a
+
+
+def _line_of_numbers(a: str, b: str, rows: int, more: int) -> str:
+    """Two constants that are a whole number each, or a list of them, as one that grows with the rows."""
+    low, high = ([int(part) for part in text[1:].split(",")] for text in (a, b))
+    if len(low) != len(high):
+        raise NotAffine(f"{a!r} becomes {b!r}")
+    pairs = [_line(x, y, rows, more) for x, y in zip(low, high, strict=True)]
+    return ("a" if a[:1] == "i" else "m") + ",".join(f"{constant},{slope}" for constant, slope in pairs)
 
 
 def _line(low: int, high: int, rows: int, more: int) -> Affine:

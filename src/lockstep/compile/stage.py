@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from lockstep.compile.capture import ANY, ROWS, CannotCompile, Function, Given
 from lockstep.compile.describe import describe, packable, shell
 from lockstep.model.decoder import Block, Decoder
 from lockstep.model.linear import _PackedWeight
+from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators, Packed, Paged, Pages
 
 
@@ -73,10 +75,11 @@ def block_stage(
     pages: Pages | None,
     dtype: torch.dtype,
     wanted: bool,
+    routed: bool = False,
 ) -> Stage:
     """A transformer block: x, the batch's tensors, the rotary table, the pages' tensors, the weights -> x.
 
-    wanted: whether x has a gradient.
+    wanted: whether x has a gradient. routed: what the router did (logits, offsets) is a result too, if there is one.
     """
     found = leaves(block, ops, dtype)
     width = block.attn_norm.weight.shape[0]
@@ -96,9 +99,11 @@ def block_stage(
         table = next(rest)
         here = None if pages is None else _with(pages, [next(rest) for _ in range(held)])
         with _weights(hollow, found, list(rest), ops, dtype, block):
-            return (hollow(ops, tensors[0], now, table, here, dtype),)
+            routes: list[Routed] | None = [] if routed else None
+            x = hollow(ops, tensors[0], now, table, here, dtype, routes)
+            return (x, *chain.from_iterable((one.logits, one.offsets) for one in routes or ()))
 
-    return Stage("block", _key("block", describe(block), ops, dtype, given), given, function)
+    return Stage("block", _key("block", [describe(block), routed], ops, dtype, given), given, function)
 
 
 def embedding_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:
@@ -129,6 +134,23 @@ def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: flo
     return Stage(
         "head", _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given), given, lambda: run, whole=True
     )
+
+
+def balance_stage(ops: Operators, dtype: torch.dtype, experts: int, wanted: Sequence[bool]) -> Stage:
+    """The objective, the weight of the load-balance loss (scalars), then logits and offsets of every router -> the
+    objective with that loss, and the gradients of the logits that are wanted (one entry for each router)."""
+    scalars = [Given(name, (), torch.float32) for name in ("objective", "weight")]
+    routers = [
+        (Given("logits", (ROWS, experts), torch.float32, one), Given("offsets", (experts + 1,), torch.int32))
+        for one in wanted
+    ]
+    given = (*scalars, *chain.from_iterable(routers))
+
+    def run(objective: Tensor, weight: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        routed = [Routed(*pair) for pair in zip(tensors[::2], tensors[1::2], strict=True)]
+        return (objective + weight * balance_loss(ops, routed),)
+
+    return Stage("balance", _key("balance", [], ops, dtype, given), given, lambda: run, whole=True)
 
 
 def norm_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:

@@ -25,11 +25,12 @@ class GlobalNorm:
     """The root of the sum of squares of float32 tensors of these shapes, in their order, by the fixed tree."""
 
     def __init__(self, shapes: Sequence[torch.Size], ops: Operators, compiler: Compiler) -> None:
-        squares = [compiler.compile(_squares(ops, shape)).forward for shape in shapes]
+        kinds = {shape: compiler.compile(_squares(ops, shape)).forward for shape in dict.fromkeys(shapes)}
+        squares = [kinds[shape] for shape in shapes]
         root = compiler.compile(_root(len(shapes))).forward
         with compiler.phase("build"):
             self._program, placer = Program(), Placer(1)
-            self._gradients = [self._program.tensor(torch.empty(0)) for _ in shapes]
+            self._gradients = list(self._program.tensors([torch.empty(0)] * len(shapes)))
             sums = self._program.memory(8 * len(shapes))
             scratch = self._program.memory(max(placer(recipe).scratch for recipe in [*squares, root]))
             one, every = Place("sum", "float64", ()), Place("sums", "float64", ((len(shapes), 0),))
@@ -58,8 +59,12 @@ class Update:
         count = len(AdamWFactors.__dataclass_fields__)
         self._factors = [[self._program.constant("f0x0p0") for _ in range(count)] for _ in range(2)]
         self._gradients = []
-        for (name, parameter), with_decay in zip(parameters.items(), decayed, strict=True):
-            values = [self._program.tensor(t) for t in (parameter, torch.empty(0), first[name], second[name])]
+        empty = torch.empty(0)
+        tensors = self._program.tensors(
+            tensor for name, p in parameters.items() for tensor in (p, empty, first[name], second[name])
+        )
+        for i, with_decay in enumerate(decayed):
+            values = tensors[4 * i : 4 * i + 4]
             self._gradients.append(values[1])
             self._program.call("lockstep::adamw", *values, *self._factors[with_decay])
 

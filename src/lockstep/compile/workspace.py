@@ -35,9 +35,10 @@ def _argument(recipe: Recipe, slot: int, rows: int) -> Any:
         sizes, strides = ([at(size, rows) for size in pairs] for pairs in (view.sizes, view.strides))
         return torch.empty_strided(sizes, strides, dtype=getattr(torch, view.dtype), device="meta")
     kind, text = (constant := recipe.constants[slot - first - len(recipe.views)])[0], constant[1:]
-    if kind == "a":
-        low, slope = map(int, text.split(","))
-        return at((low, slope), rows)
+    if kind in ("a", "m"):
+        parts = [int(part) for part in text.split(",")]
+        members = [at(pair, rows) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        return members[0] if kind == "a" else members
     readers = {
         "n": lambda: None, "b": lambda: text == "1", "i": lambda: int(text), "f": lambda: float.fromhex(text),
         "d": lambda: getattr(torch, text), "s": lambda: text, "l": lambda: [int(part) for part in text.split(",")],

@@ -126,7 +126,7 @@ class LatentAttention(nn.Module):
     def _each_head(self, ops: Operators, x: Tensor, weights: Any) -> Tensor:
         """x [T, H, K] times each head's own weight [N, K] transposed -> [T, H, N]: a product grouped by head."""
         count = x.shape[0]
-        offsets = count * torch.arange(self.heads + 1, dtype=torch.int32, device=x.device)
+        offsets = torch.arange(0, (self.heads + 1) * count, count, dtype=torch.int32, device=x.device)
         y = ops.grouped_linear(x.transpose(0, 1).reshape(self.heads * count, -1), weights, offsets)
         return y.view(self.heads, count, -1).transpose(0, 1)
 

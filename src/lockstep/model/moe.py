@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from lockstep.config.model import ModelConfig
 from lockstep.model.linear import WeightCache, unset
 from lockstep.model.mlp import MLP
-from lockstep.ops import Operators, Routes, Routing
+from lockstep.ops import Operators, Routing
 
 
 @dataclass(frozen=True)
 class Routed:
-    """What one layer's router did: logits float32 [T, E], and where the tokens went."""
+    """What one layer's router did: logits float32 [T, E], and where each expert's rows begin, offsets int32 [E + 1]."""
 
     logits: Tensor
-    routes: Routes
+    offsets: Tensor
 
 
 def balance_loss(ops: Operators, routed: Sequence[Routed]) -> Tensor:
     """The load-balance loss over all layers, a float32 scalar: `top_k` where every expert is used alike."""
-    return ops.balance_loss([r.logits for r in routed], [r.routes.offsets for r in routed])
+    return ops.balance_loss([r.logits for r in routed], [r.offsets for r in routed])
 
 
 class MoE(nn.Module):
@@ -51,7 +51,7 @@ class MoE(nn.Module):
         logits = self.router(ops, x)
         routes = ops.route(logits, self.routing, self.router.bias)
         if routed is not None:
-            routed.append(Routed(logits, routes))
+            routed.append(Routed(logits, routes.offsets))
         y = ops.combine(self.experts(ops, ops.dispatch(x, routes), routes.offsets), routes)
         return y if self.shared is None else y + self.shared(ops, x)
 

@@ -58,7 +58,8 @@ def balance_loss(logits: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
     logits: of each layer, float32 [T, E]; offsets: of its Routes. A float32 scalar, top_k where all experts are used
     alike (Switch Transformer, arXiv 2101.03961, equations 4 to 6, as `transformers` sums it over layers).
     """
-    loss: Tensor = _Balance.apply(torch.stack([o.diff() for o in offsets]).sum(0), *logits)
+    share = torch.ops.lockstep.balance_share(list(offsets), sum(len(part) for part in logits))
+    loss: Tensor = _Balance.apply(share, *logits)
     return loss
 
 
@@ -137,13 +138,11 @@ class _Combine(Function):
 
 class _Balance(Function):
     @staticmethod
-    def forward(ctx: Any, counts: Tensor, *logits: Tensor) -> Tensor:
-        """counts int [E]: choices of each expert over all rows."""
-        experts, rows = logits[0].shape[1], sum(len(part) for part in logits)
+    def forward(ctx: Any, share: Tensor, *logits: Tensor) -> Tensor:
+        """share float32 [E]: E f_e / rows."""
         sums = torch.ops.lockstep.softmax_sums(logits[0].contiguous())
         for part in logits[1:]:
             sums = sums + torch.ops.lockstep.softmax_sums(part.contiguous())
-        share = counts.float() * (experts / rows**2)
         ctx.save_for_backward(share, *logits)
         return torch.ops.lockstep.column_sums((share * sums)[:, None].contiguous())[0]
 

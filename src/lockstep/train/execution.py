@@ -6,6 +6,7 @@ Every way gives the same bits. What cannot be compiled runs operator by operator
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +18,9 @@ from lockstep.compile.report import explained
 from lockstep.config import CompileConfig
 from lockstep.memory.recompute import RecomputePolicy
 from lockstep.model.decoder import Decoder
-from lockstep.ops import Packed
 from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
-from lockstep.train.step import Compute, Micro, Shares, StepGradient, eager, logprob_sum, sum_gradients
+from lockstep.train.step import Compute, Forward, Micro, Shares, StepGradient, eager, logprob_sum, sum_gradients
 from lockstep.train.tree import global_norm
 
 Note = Callable[[str], None]
@@ -59,9 +59,6 @@ def execution(
         return plain
     if cache is None and config.cache:
         cache = Cache()
-    if decoder.config.router_aux_loss:
-        note("a load-balance loss (model.router_aux_loss) is not compiled yet: operators run one by one (O0)")
-        return plain
     policy = RecomputePolicy(config.recompute)
     compiler = Compiler(
         config.level, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
@@ -92,7 +89,7 @@ class Eager:
     ) -> None:
         self.decoder, self.compute, self.parameters = decoder, compute, dict(parameters)
         self.optimizer, self.z_loss = optimizer, z_loss
-        self.forward: Callable[[Tensor, Packed], Tensor] | None = None
+        self.forward: Forward | None = None
 
     def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
         return sum_gradients(self.micro(len(batches)), batches, stop)
@@ -122,7 +119,7 @@ class Whole:
         if not self._program.unchanged:
             self._compiler.note("the model was changed after it was compiled: compiling again")
             self._compile()
-        return sum_gradients(self._micro, batches, stop, self._free.append)
+        return sum_gradients(partial(self._micro, len(batches)), batches, stop, self._free.append)
 
     def norm(self, gradient: list[Tensor]) -> float:
         return self._norm(gradient)
@@ -133,12 +130,14 @@ class Whole:
         self._update(gradient, *(optimizer.factors(scale, lr, decays) for decays in (False, True)))
         self._free.append(gradient)
 
-    def _micro(self, batch: Batch, weight: float) -> Shares:
+    def _micro(self, count: int, batch: Batch, weight: float) -> Shares:
+        """One of so many micro-batches."""
         if len(batch.tokens) > self._rows:
-            return self._eager.micro(1)(batch, weight)
+            return self._eager.micro(count)(batch, weight)
         gradient = self._free.pop() if self._free else [torch.empty(shape) for shape in self._shapes]
         weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
-        objective, logprobs = self._program.run(batch.tokens, batch.targets, batch.packed, weights, gradient)
+        balance = self._eager.decoder.config.router_aux_loss / count
+        objective, logprobs = self._program.run(batch.tokens, batch.targets, batch.packed, weights, gradient, balance)
         return objective, -weight * logprob_sum(logprobs, batch.targets), gradient
 
     def _compile(self) -> None:

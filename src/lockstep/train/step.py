@@ -58,6 +58,10 @@ Micro = Callable[[Batch, float], Shares]
 """Of a micro-batch and the weight of a loss token."""
 
 
+Forward = Callable[[Tensor, Packed, list[Routed] | None], Tensor]
+"""Of tokens and their packing to the final hidden states; the list takes what routers did, for the balance loss."""
+
+
 def sum_gradients(
     micro: Micro,
     batches: Sequence[Batch],
@@ -84,10 +88,10 @@ def eager(
     parameters: Mapping[str, nn.Parameter],
     z_loss: float,
     micro_batches: int,
-    forward: Callable[[Tensor, Packed], Tensor] | None = None,
+    forward: Forward | None = None,
 ) -> Micro:
     """A micro-batch through autograd. micro_batches: how many share the load-balance loss of a model with experts.
-    forward: called with tokens and their packing in the decoder's place (for models without that loss)."""
+    forward: called in the decoder's place."""
     balance = decoder.config.router_aux_loss / max(micro_batches, 1)
 
     def micro(batch: Batch, weight: float) -> Shares:
@@ -95,7 +99,7 @@ def eager(
         if forward is None:
             hidden = decoder(compute.ops, batch.tokens, batch.packed, dtype=compute.dtype, routed=routed)
         else:
-            hidden = forward(batch.tokens, batch.packed)
+            hidden = forward(batch.tokens, batch.packed, routed)
         objective, loss = shares(decoder, compute, hidden, batch, weight, z_loss)
         if routed:
             objective = objective + balance * balance_loss(compute.ops, routed)

@@ -36,6 +36,20 @@ inline void softmax_sums_op(Call& call) {
   softmax_sums(data<float>(logits), logits.size(0), logits.size(1), data<float>(sums));
 }
 
+inline void balance_share_op(Call& call) {
+  const std::vector<Tensor> offsets = call.tensors(0);
+  TORCH_CHECK(!offsets.empty(), "balance_share of no layer");
+  const int64_t experts = offsets[0].numel() - 1, rows = call.integer(1);
+  TORCH_CHECK(rows > 0, "balance_share of ", rows, " rows");
+  std::vector<const int32_t*> layers;
+  for (const Tensor& one : offsets) {
+    expect_sizes("offsets", one, {experts + 1});
+    layers.push_back(data<int32_t>(one));
+  }
+  Tensor share = call.result({experts}, at::kFloat);
+  balance_share(layers, experts, rows, data<float>(share));
+}
+
 inline void softmax_sums_backward_op(Call& call) {
   const Tensor &d_sums = call.tensor(0), &logits = call.tensor(1);
   expect_sizes("d_sums", d_sums, {logits.size(1)});
@@ -173,6 +187,7 @@ inline void register_moe(torch::Library& m) {
   OPERATOR(m, route_backward);
   OPERATOR(m, softmax_sums);
   OPERATOR(m, softmax_sums_backward);
+  OPERATOR(m, balance_share);
   OPERATOR(m, group);
   OPERATOR(m, dispatch);
   OPERATOR(m, dispatch_backward);

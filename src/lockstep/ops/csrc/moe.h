@@ -24,6 +24,8 @@ void route_backward(const float* d_weights, const float* logits, const int32_t* 
 
 // sums [experts] of softmax(logits) over the tokens, ascending; and the gradient of that.
 void softmax_sums(const float* logits, int64_t tokens, int64_t experts, float* sums);
+// share_e = n_e E / rows^2 in float32, n_e the rows of expert e in all layers together; offsets: one [E + 1] per layer.
+void balance_share(const std::vector<const int32_t*>& offsets, int64_t experts, int64_t rows, float* share);
 void softmax_sums_backward(const float* d_sums, const float* logits, int64_t tokens, int64_t experts, float* d_logits);
 
 // Rows of the grouped order: by expert, then by token. offsets [experts + 1]: where an expert's rows begin.

@@ -65,12 +65,12 @@ Tensor tensor_of(const std::string& text) {
 
 // What a value is derived from.
 struct Derived {
-  enum Kind { VIEW, LIST, NUMBER } kind;
+  enum Kind { VIEW, LIST, NUMBER, NUMBERS } kind;
   int64_t index;                // the value it gives
   std::vector<int64_t> bases;   // VIEW: one; LIST: the members
   at::ScalarType type;          // VIEW
   Affine offset;                // VIEW: in bytes from the base's first element; NUMBER: itself
-  std::vector<Affine> sizes, strides;
+  std::vector<Affine> sizes, strides;  // NUMBERS: `sizes` are the members
 };
 
 struct Call {
@@ -79,13 +79,29 @@ struct Call {
   std::vector<int64_t> results;  // where its results are copied to: of an operator that cannot write into given memory
 };
 
+struct Recipe {
+  struct Part {
+    c10::OperatorHandle op;
+    std::vector<int64_t> arguments, results;
+  };
+  int64_t places = 0;
+  std::vector<Derived> views;           // bases are slots
+  std::vector<int64_t> constants;       // the values; -1 for a list, whose members depend on the slots
+  std::vector<std::vector<int64_t>> lists;
+  std::vector<Part> calls;
+};
+
 struct Program : torch::CustomClassHolder {
-  // A value that is bound from outside; returns its index.
-  int64_t external(const Tensor& tensor) { return add(IValue(tensor)); }
+  // Values that are bound from outside; returns the index of the first.
+  int64_t external(const std::vector<Tensor>& tensors) {
+    const int64_t first = int64_t(values_.size());
+    for (const Tensor& tensor : tensors) add(IValue(tensor));
+    return first;
+  }
 
   // A constant: "n" None, "b0" "b1", "i5", "f0x1p-3", "l1,2", "dbfloat16", "sum" text, "wi5" "wf0x1p-3" a number as a tensor
   // (it takes part in no type promotion), "vfloat32:2,3:0011..." a tensor of these bytes; derived: "t3,4" a list of
-  // values, "a5,7" the number 5 + 7 rows.
+  // values, "a5,7" the number 5 + 7 rows, "m5,7,4,0" the list of such numbers.
   int64_t constant(const std::string& text) {
     TORCH_CHECK(!text.empty(), "an empty constant");
     const std::string rest = text.substr(1);
@@ -113,73 +129,72 @@ struct Program : torch::CustomClassHolder {
         TORCH_CHECK(pair.size() == 2, "a number of rows is a,b; got ", rest);
         return derive({Derived::NUMBER, 0, {}, {}, {pair[0], pair[1]}, {}, {}});
       }
+      case 'm': {
+        const auto pairs = numbers(rest);
+        TORCH_CHECK(pairs.size() % 2 == 0, "a list of numbers of rows is a,b,a,b...; got ", rest);
+        Derived d{Derived::NUMBERS, 0, {}, {}, {}, {}, {}};
+        for (size_t i = 0; i < pairs.size(); i += 2) d.sizes.push_back({pairs[i], pairs[i + 1]});
+        return derive(std::move(d));
+      }
     }
     TORCH_CHECK(false, "unknown constant ", text);
   }
 
   // A view of a value's memory. shape: offset, sizes and strides as pairs (constant, slope).
   int64_t view(int64_t base, const std::string& type, const std::vector<int64_t>& shape) {
-    check(base);
-    TORCH_CHECK(shape.size() >= 2 && shape.size() % 4 == 2, "a view's shape is pairs of offset, sizes and strides");
-    const int64_t dims = (int64_t(shape.size()) - 2) / 4;
-    auto pair = [&](int64_t i) { return Affine{shape[2 * i], shape[2 * i + 1]}; };
-    Derived d{Derived::VIEW, 0, {base}, type_named(type), pair(0), {}, {}};
-    for (int64_t i = 0; i < dims; ++i) d.sizes.push_back(pair(1 + i));
-    for (int64_t i = 0; i < dims; ++i) d.strides.push_back(pair(1 + dims + i));
-    return derive(std::move(d));
+    return derive(shaped(type, base, shape));
   }
 
-  void call(const std::string& name, const std::string& overload, const std::vector<int64_t>& arguments,
-            const std::vector<int64_t>& results) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-    const auto& schema = op.schema();
-    TORCH_CHECK(schema.arguments().size() == arguments.size(), name, " takes ", schema.arguments().size(),
-                " arguments, got ", arguments.size());
-    TORCH_CHECK(results.size() <= schema.returns().size(), name, " gives ", schema.returns().size(), " results");
-    for (const int64_t result : results) check(result);
-    calls_.push_back({op, int64_t(arguments_.size()), int64_t(arguments.size()), results});
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      check(arguments[i]);
-      arguments_.push_back(fitting(arguments[i], *schema.arguments()[i].type()));
-    }
-  }
+  // One more call. name: with its overload after a dot, where it has one.
+  void call(const std::string& name, const std::vector<int64_t>& arguments) { add_call(found(name), arguments, {}); }
 
-  // Values, views and calls of a recipe in one go: see `compile/recipe.py`. inputs: the values that it works on.
-  // Returns the index of its first view.
-  int64_t append(const std::vector<int64_t>& inputs, const std::vector<std::string>& types,
-                 const std::vector<std::vector<int64_t>>& views, const std::vector<std::string>& constants,
-                 const std::vector<std::string>& names, const std::vector<std::vector<int64_t>>& calls,
-                 const std::vector<std::vector<int64_t>>& results) {
+  // A recipe (`compile/recipe.py`), to be appended any number of times: its operators are found and its constants made
+  // once. Slots count the places, the memory, the views, the constants. Returns its number.
+  int64_t recipe(int64_t places, const std::vector<std::string>& types, const std::vector<std::vector<int64_t>>& views,
+                 const std::vector<std::string>& constants, const std::vector<std::string>& names,
+                 const std::vector<std::vector<int64_t>>& calls, const std::vector<std::vector<int64_t>>& results) {
     TORCH_CHECK(views.size() == types.size() && calls.size() == names.size() && calls.size() == results.size(),
                 "a recipe's lists differ in length");
+    Recipe made;
+    made.places = places;
+    for (size_t i = 0; i < views.size(); ++i) {
+      TORCH_CHECK(!views[i].empty(), "a view without a base");
+      made.views.push_back(shaped(types[i], views[i][0], {views[i].begin() + 1, views[i].end()}));
+    }
+    for (const auto& text : constants) {
+      const bool list = text[0] == 't';
+      made.constants.push_back(list ? -1 : shared(text));
+      made.lists.push_back(list ? numbers(text.substr(1)) : std::vector<int64_t>{});
+    }
+    for (size_t i = 0; i < calls.size(); ++i) made.calls.push_back({found(names[i]), calls[i], results[i]});
+    recipes_.push_back(std::move(made));
+    return int64_t(recipes_.size()) - 1;
+  }
+
+  // Views and calls of a recipe. inputs: the values of its places, then its memory, where views begin at `offset` bytes.
+  void append(int64_t number, const std::vector<int64_t>& inputs, int64_t offset) {
+    TORCH_CHECK(0 <= number && number < int64_t(recipes_.size()), "recipe ", number, " of ", recipes_.size());
+    const Recipe& recipe = recipes_[number];
+    TORCH_CHECK(int64_t(inputs.size()) == recipe.places + 1, "a recipe of ", recipe.places, " places got ",
+                int64_t(inputs.size()) - 1);
     std::vector<int64_t> slots = inputs;
     auto slot = [&](int64_t i) {
       TORCH_CHECK(0 <= i && i < int64_t(slots.size()), "recipe slot ", i, " of ", slots.size());
       return slots[i];
     };
-    const int64_t first = int64_t(values_.size());
-    for (size_t i = 0; i < views.size(); ++i) {
-      TORCH_CHECK(!views[i].empty(), "a view without a base");
-      slots.push_back(view(slot(views[i][0]), types[i], {views[i].begin() + 1, views[i].end()}));
-    }
-    for (const auto& text : constants) {
-      if (text[0] != 't') {
-        slots.push_back(constant(text));
-        continue;
-      }
-      std::vector<int64_t> members = numbers(text.substr(1));
+    auto each = [&](std::vector<int64_t> members) {
       for (auto& member : members) member = slot(member);
-      slots.push_back(derive({Derived::LIST, 0, members, {}, {}, {}, {}}));
+      return members;
+    };
+    for (Derived view : recipe.views) {
+      if (view.bases[0] == recipe.places) view.offset.constant += offset;
+      view.bases[0] = slot(view.bases[0]);
+      slots.push_back(derive(std::move(view)));
     }
-    for (size_t i = 0; i < calls.size(); ++i) {
-      std::vector<int64_t> arguments, places;
-      for (const int64_t argument : calls[i]) arguments.push_back(slot(argument));
-      for (const int64_t result : results[i]) places.push_back(slot(result));
-      const size_t dot = names[i].find('.');
-      call(names[i].substr(0, dot), dot == std::string::npos ? "" : names[i].substr(dot + 1), arguments,
-           places);
-    }
-    return first;
+    for (size_t i = 0; i < recipe.constants.size(); ++i)
+      slots.push_back(recipe.constants[i] >= 0 ? recipe.constants[i]
+                                               : derive({Derived::LIST, 0, each(recipe.lists[i]), {}, {}, {}, {}}));
+    for (const auto& one : recipe.calls) add_call(one.op, each(one.arguments), each(one.results));
   }
 
   void bind(const std::vector<int64_t>& indices, const std::vector<Tensor>& tensors) {
@@ -242,6 +257,8 @@ struct Program : torch::CustomClassHolder {
   std::vector<Derived> derived_;  // bases before what is derived from them
   std::vector<char> has_derived_, changed_;
   bool stale_ = false, all_changed_ = false;
+  std::vector<Recipe> recipes_;
+  std::unordered_map<std::string, int64_t> shared_;  // constants of recipes, by their text
   std::vector<Call> calls_;
   std::vector<int64_t> arguments_;
   torch::jit::Stack stack_;
@@ -268,6 +285,42 @@ struct Program : torch::CustomClassHolder {
     return derived_.back().index;
   }
 
+  static Derived shaped(const std::string& type, int64_t base, const std::vector<int64_t>& shape) {
+    TORCH_CHECK(shape.size() >= 2 && shape.size() % 4 == 2, "a view's shape is pairs of offset, sizes and strides");
+    const int64_t dims = (int64_t(shape.size()) - 2) / 4;
+    auto pair = [&](int64_t i) { return Affine{shape[2 * i], shape[2 * i + 1]}; };
+    Derived d{Derived::VIEW, 0, {base}, type_named(type), pair(0), {}, {}};
+    for (int64_t i = 0; i < dims; ++i) d.sizes.push_back(pair(1 + i));
+    for (int64_t i = 0; i < dims; ++i) d.strides.push_back(pair(1 + dims + i));
+    return d;
+  }
+
+  int64_t shared(const std::string& text) {
+    const auto known = shared_.find(text);
+    return known != shared_.end() ? known->second : shared_[text] = constant(text);
+  }
+
+  static c10::OperatorHandle found(const std::string& name) {
+    const size_t dot = name.find('.');
+    const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(), overload.c_str());
+  }
+
+  void add_call(const c10::OperatorHandle& op, const std::vector<int64_t>& arguments,
+                const std::vector<int64_t>& results) {
+    const auto& schema = op.schema();
+    TORCH_CHECK(schema.arguments().size() == arguments.size(), schema.name(), " takes ", schema.arguments().size(),
+                " arguments, got ", arguments.size());
+    TORCH_CHECK(results.size() <= schema.returns().size(), schema.name(), " gives ", schema.returns().size(),
+                " results");
+    for (const int64_t result : results) check(result);
+    calls_.push_back({op, int64_t(arguments_.size()), int64_t(arguments.size()), results});
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      check(arguments[i]);
+      arguments_.push_back(fitting(arguments[i], *schema.arguments()[i].type()));
+    }
+  }
+
   // Derive anew what rests on a value that was bound since, or on the number of rows.
   void settle() {
     if (!stale_) return;
@@ -289,6 +342,10 @@ struct Program : torch::CustomClassHolder {
   void refresh(const Derived& d) {
     if (d.kind == Derived::NUMBER) {
       values_[d.index] = d.offset.at(rows_);
+    } else if (d.kind == Derived::NUMBERS) {
+      c10::List<int64_t> members;
+      for (const Affine& member : d.sizes) members.push_back(member.at(rows_));
+      values_[d.index] = std::move(members);
     } else if (d.kind == Derived::LIST) {
       c10::List<Tensor> members;
       for (const int64_t base : d.bases) members.push_back(values_[base].toTensor());
@@ -353,6 +410,7 @@ TORCH_LIBRARY_FRAGMENT(lockstep, m) {
       .def("constant", &Program::constant)
       .def("view", &Program::view)
       .def("call", &Program::call)
+      .def("recipe", &Program::recipe)
       .def("append", &Program::append)
       .def("bind", &Program::bind)
       .def("set_floats", &Program::set_floats)

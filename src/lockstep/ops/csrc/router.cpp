@@ -150,6 +150,15 @@ void softmax_sums(const float* logits, int64_t tokens, int64_t experts, float* s
   }
 }
 
+void balance_share(const std::vector<const int32_t*>& offsets, int64_t experts, int64_t rows, float* share) {
+  const float factor = float(double(experts) / (double(rows) * double(rows)));
+  for (int64_t e = 0; e < experts; e++) {
+    int64_t count = 0;
+    for (const int32_t* layer : offsets) count += layer[e + 1] - layer[e];
+    share[e] = float(count) * factor;
+  }
+}
+
 void softmax_sums_backward(const float* d_sums, const float* logits, int64_t tokens, int64_t experts, float* d_logits) {
 #pragma omp parallel for schedule(static) if (tokens * experts > GRAIN)
   for (int64_t t = 0; t < tokens; t++) {

@@ -52,6 +52,13 @@ def softmax_sums_backward(d_sums: Tensor, logits: Tensor) -> Tensor:
     return torch.empty_like(logits)
 
 
+@define("balance_share(Tensor[] offsets, int rows) -> Tensor")
+def balance_share(offsets: Sequence[Tensor], rows: int) -> Tensor:
+    """offsets int32 [E + 1] of every layer, rows of all layers together -> float32 [E]: choices of an expert over all
+    layers, times E / rows^2."""
+    return offsets[0].new_empty(offsets[0].shape[0] - 1, dtype=torch.float32)
+
+
 @define("group(Tensor chosen, int experts) -> (Tensor, Tensor, Tensor)")
 def group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """chosen int32 [T, K] -> offsets, rows, slots: a stable counting sort."""
