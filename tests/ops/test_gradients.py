@@ -70,6 +70,19 @@ def test_agrees_with_float64(name: str, dtype: torch.dtype) -> None:
         assert (mine.double() - right).abs().max() <= tolerance * max(1.0, float(right.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_an_embedding_gradient_are_chains_over_the_tokens_rounded_once(dtype: torch.dtype) -> None:
+    weight, dy = randn(0, 53, 37, dtype=dtype).requires_grad_(), randn(1, 300, 37, dtype=torch.bfloat16)
+    tokens = torch.arange(300) ** 2 % 53
+    operators("bitwise").embedding(tokens, weight, torch.bfloat16).backward(dy)
+    right = torch.zeros(53, 37)
+    for token, row in zip(tokens.tolist(), dy.float(), strict=True):
+        right[token] += row
+    assert weight.grad is not None
+    assert weight.grad.dtype == dtype
+    assert torch.equal(weight.grad, right.to(dtype))
+
+
 def test_a_wide_input_of_a_norm() -> None:
     """float32 in, bfloat16 out, and a float32 gradient back: the residual stream feeding a layer."""
     inputs = [randn(0, 33, 50), randn(1, 50, dtype=torch.bfloat16)]

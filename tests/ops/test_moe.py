@@ -121,6 +121,32 @@ def test_a_grouped_product_has_the_bits_of_linear() -> None:
         assert differing(y[a:b], OPS.linear(x[a:b], weight)) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_grouped_gated_product_has_the_bytes_of_its_parts(dtype: torch.dtype, activation: str) -> None:
+    offsets = torch.tensor([0, 17, 17, 18, 140], dtype=torch.int32)
+    masters = [randn(0, 140, 75, dtype=dtype), *(randn(1 + e, 33, 75) for e in range(8))]
+
+    def run(call: Callable[..., Tensor]) -> list[Tensor]:
+        x, *weights = (w.clone().requires_grad_() for w in masters)
+        y = call(x, weights[:4], weights[4:])
+        (y * randn(9, *y.shape).to(dtype)).sum().backward()
+        return [y.detach(), *(leaf.grad for leaf in (x, *weights) if leaf.grad is not None)]
+
+    def parts(x: Tensor, gates: list[Tensor], ups: list[Tensor]) -> Tensor:
+        return OPS.gated(OPS.grouped_linear(x, gates, offsets), OPS.grouped_linear(x, ups, offsets), activation)
+
+    right = run(parts)
+    assert len(right) == 10
+    for count in (1, 2):
+        with threads(count):
+            fused = run(lambda x, gates, ups: OPS.grouped_gated(x, gates, ups, offsets, activation))
+        assert [differing(a, b) for a, b in zip(fused, right, strict=True)] == [0] * 10
+    packed = [OPS.pack(weight, dtype) for weight in masters[1:]]
+    y = OPS.grouped_gated(masters[0], packed[:4], packed[4:], offsets, activation)
+    assert differing(y, right[0]) == 0
+
+
 def gradients(ops: Operators, dtype: torch.dtype, routing: Routing) -> list[Tensor]:
     inputs = [randn(0, 70, 40, dtype=dtype), randn(1, 70, E), *(randn(10 + e, 24, 40, dtype=dtype) for e in range(E))]
     leaves = [(x.double() if ops is PLAIN else x).requires_grad_() for x in inputs]
@@ -172,3 +198,7 @@ def test_no_gradient_is_lost_in_silence() -> None:
     packed = [OPS.pack(randn(1, 16, 16), torch.float32)]
     with pytest.raises(RuntimeError, match="has no gradient"):
         OPS.grouped_linear(randn(0, 5, 16).requires_grad_(), packed, torch.tensor([0, 5], dtype=torch.int32))
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        OPS.grouped_gated(
+            randn(0, 5, 16).requires_grad_(), packed, packed, torch.tensor([0, 5], dtype=torch.int32), "silu"
+        )

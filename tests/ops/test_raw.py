@@ -81,6 +81,12 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "combine_backward": lambda: (half(0, 7, 20), half(1, 21, 20), randn(2, 7, 3), routes()[3]),
     "grouped_gemm": lambda: (half(0, 21, 5), routes()[1], [packed(e, 5, 20) for e in range(12)], 20),
     "grouped_product": lambda: (half(0, 21, 5), routes()[1], [randn(e, 20, 5) for e in range(12)], False),
+    "grouped_gated": lambda: (
+        half(0, 21, 5), routes()[1], *([packed(e + at, 5, 20) for e in range(12)] for at in (0, 12)), 20, 1, True,
+    ),
+    "grouped_gated_product": lambda: (
+        half(0, 21, 5), routes()[1], *([randn(e + at, 20, 5) for e in range(12)] for at in (0, 12)), 0, True,
+    ),
     "grouped_weight_gradient": lambda: (half(0, 21, 20), half(1, 21, 5), routes()[1]),
     "rms_norm": lambda: (randn(0, 7, 3, 20), half(1, 20), 1e-5, 1.0),
     "rms_norm_backward": lambda: (half(0, 7, 20), randn(1, 7, 20), half(2, 20), randn(3, 7), 1.0),
@@ -106,7 +112,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gated": lambda: (half(0, 7, 20), half(1, 7, 20), 0),
     "gated_backward": lambda: (half(0, 7, 20), half(1, 7, 20), half(2, 7, 20), 1),
     "embedding": lambda: (torch.tensor([3, 0, 3]), randn(0, 5, 20), BF16, 1.5),
-    "embedding_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 5, 1.5),
+    "embedding_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 5, 1.5, BF16),
     "log_sum_exp": lambda: (randn(0, 7, 20),),
     "log_softmax": lambda: (randn(0, 7, 20),),
     "softcap": lambda: (randn(0, 7, 20), 0.7),

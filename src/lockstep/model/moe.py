@@ -88,8 +88,7 @@ class Experts(nn.ModuleList):
     def forward(self, ops: Operators, rows: Tensor, offsets: Tensor) -> Tensor:
         """rows [R, D], those of expert e from offsets[e] to offsets[e + 1] -> [R, D]."""
         gate, up, down = ([part.ready(ops, rows.dtype) for part in parts] for parts in self._parts())
-        h = ops.gated(ops.grouped_linear(rows, gate, offsets), ops.grouped_linear(rows, up, offsets), self.activation)
-        return ops.grouped_linear(h, down, offsets)
+        return ops.grouped_linear(ops.grouped_gated(rows, gate, up, offsets, self.activation), down, offsets)
 
     def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
         """Pack every weight for inference in this dtype."""

@@ -69,6 +69,12 @@ def _grouped(a: Named, result: Any, operator: OpOverload) -> float:
     return 2.0 * a["a"].numel() * int(a["n"] if "n" in a else a["weights"][0].shape[1 if a["by_rows"] else 0])
 
 
+def _grouped_gated(a: Named, result: Any, operator: OpOverload) -> float:
+    """grouped_gated, grouped_gated_product: two grouped products, and their gate."""
+    n = int(a["n"] if "n" in a else a["gates"][0].shape[0])
+    return 4.0 * a["a"].numel() * n + 6.0 * a["a"].shape[0] * n
+
+
 def _grouped_gradient(a: Named, result: Any, operator: OpOverload) -> float:
     """grouped_weight_gradient: each row adds one outer product."""
     return 2.0 * a["dy"].numel() * a["x"].shape[1]
@@ -133,6 +139,8 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::gemm_activation": _active_product,
     "lockstep::grouped_gemm": _grouped,
     "lockstep::grouped_product": _grouped,
+    "lockstep::grouped_gated": _grouped_gated,
+    "lockstep::grouped_gated_product": _grouped_gated,
     "lockstep::grouped_weight_gradient": _grouped_gradient,
     "lockstep::attention_latent": _attention(1.0),
     "lockstep::attention_packed": _attention(1.0),

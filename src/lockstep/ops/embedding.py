@@ -35,5 +35,6 @@ class _Embedding(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
-        dw = torch.ops.lockstep.embedding_backward(grads[0].contiguous(), tokens, ctx.vocabulary, ctx.scale)
-        return None, dw.to(ctx.weight_dtype), None, None
+        dy = grads[0].contiguous()
+        dw = torch.ops.lockstep.embedding_backward(dy, tokens, ctx.vocabulary, ctx.scale, ctx.weight_dtype)
+        return None, dw, None, None

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops.batch import Routes, Routing
+from lockstep.ops.gated import CODES
 from lockstep.ops.linear import PackedWeight, refuse_gradient
 
 
@@ -43,6 +44,21 @@ def grouped_linear(x: Tensor, weights: Sequence[Tensor | PackedWeight], offsets:
         packed: Tensor = torch.ops.lockstep.grouped_gemm(x.contiguous(), offsets, panels, weights[0].n)
         return packed
     y: Tensor = _GroupedLinear.apply(x, offsets, *weights)
+    return y
+
+
+def grouped_gated(
+    x: Tensor, gates: Sequence[Tensor | PackedWeight], ups: Sequence[Tensor | PackedWeight], offsets: Tensor,
+    activation: str,
+) -> Tensor:  # fmt: skip
+    """`gated` of `grouped_linear` with gates and of that with ups, both [F, K] or packed, in one pass: [R, F]."""
+    code = CODES[activation]
+    if isinstance(gates[0], PackedWeight):
+        refuse_gradient("a grouped product with packed weights", x)
+        panels = [[weight.panels for weight in side if isinstance(weight, PackedWeight)] for side in (gates, ups)]
+        packed = torch.ops.lockstep.grouped_gated(x.contiguous(), offsets, *panels, gates[0].n, code, False)
+        return packed[0]  # type: ignore[no-any-return]
+    y: Tensor = _GroupedGated.apply(x, offsets, code, *gates, *ups)
     return y
 
 
@@ -109,14 +125,48 @@ class _GroupedLinear(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, offsets, *weights = ctx.saved_tensors
         dy = grads[0].to(x.dtype).contiguous()
+        dx = _input_gradient(dy, offsets, weights) if ctx.needs_input_grad[0] else None
+        return dx, None, *_weight_gradients(dy, x, offsets, weights, any(ctx.needs_input_grad[2:]))
+
+
+class _GroupedGated(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, offsets: Tensor, code: int, *weights: Tensor) -> Tensor:
+        """weights: the gates, then as many ups."""
+        x, experts = x.contiguous(), len(weights) // 2
+        gates, ups = _plain(weights[:experts]), _plain(weights[experts:])
+        y, gate, up = torch.ops.lockstep.grouped_gated_product(x, offsets, gates, ups, code, True)
+        ctx.save_for_backward(x, offsets, gate, up, *weights)
+        ctx.code = code
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, offsets, gate, up, *weights = ctx.saved_tensors
+        d_gate, d_up = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
+        gates, ups = weights[: len(weights) // 2], weights[len(weights) // 2 :]
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = torch.ops.lockstep.grouped_product(dy, offsets, _plain(weights), True)
-        dw: list[Tensor | None] = [None] * len(weights)
-        if any(ctx.needs_input_grad[2:]):
-            stacked = torch.ops.lockstep.grouped_weight_gradient(dy, x, offsets)
-            dw = [gradient.to(weight.dtype) for gradient, weight in zip(stacked, weights, strict=True)]
-        return dx, None, *dw
+            # Autograd adds the gradient of the later product (up) first; the sum of two is the same either way.
+            of_up, of_gate = (_input_gradient(d, offsets, side) for d, side in ((d_up, ups), (d_gate, gates)))
+            dx = of_up + of_gate
+        needed = any(ctx.needs_input_grad[3:])
+        dw = [*_weight_gradients(d_gate, x, offsets, gates, needed), *_weight_gradients(d_up, x, offsets, ups, needed)]
+        return dx, None, None, *dw
+
+
+def _input_gradient(dy: Tensor, offsets: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    dx: Tensor = torch.ops.lockstep.grouped_product(dy, offsets, _plain(weights), True)
+    return dx
+
+
+def _weight_gradients(
+    dy: Tensor, x: Tensor, offsets: Tensor, weights: Sequence[Tensor], needed: bool
+) -> list[Tensor | None]:
+    if not needed:
+        return [None] * len(weights)
+    stacked = torch.ops.lockstep.grouped_weight_gradient(dy, x, offsets)
+    return [gradient.to(weight.dtype) for gradient, weight in zip(stacked, weights, strict=True)]
 
 
 def _plain(weights: Sequence[Tensor]) -> list[Tensor]:

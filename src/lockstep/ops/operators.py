@@ -18,7 +18,7 @@ from lockstep.ops.embedding import embedding
 from lockstep.ops.gated import gated
 from lockstep.ops.latent import latent_attention, share_heads, write_latents
 from lockstep.ops.linear import linear, pack_to_keep
-from lockstep.ops.moe import balance_loss, combine, dispatch, grouped_linear, route
+from lockstep.ops.moe import balance_loss, combine, dispatch, grouped_gated, grouped_linear, route
 from lockstep.ops.norm import rms_norm
 from lockstep.ops.rope import rope
 
@@ -85,6 +85,9 @@ class Operators:
     grouped_linear: Callable[..., Tensor]
     """(x [R, K], E weights [N, K] or what `pack` gave, offsets int32 [E + 1]) -> [R, N]: `linear` of each group of rows
     with its weight"""
+    grouped_gated: Callable[..., Tensor]
+    """(x [R, K], E gates and E ups, each [F, K] or what `pack` gave, offsets, activation) -> [R, F]: `gated` of both
+    grouped products"""
     combine: Callable[..., Tensor]
     """(y [T k, D], routes: Routes) -> [T, D]: the weighted sum over a token's experts, ascending"""
     balance_loss: Callable[..., Tensor]
@@ -119,12 +122,12 @@ _PLAIN = Operators(
     "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
     plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
     plain.adamw, plain.square_sum, plain.dequantize, plain_moe.route, plain_moe.dispatch, plain_moe.grouped_linear,
-    plain_moe.combine, plain_moe.balance_loss, plain_moe.write_latents, plain_moe.latent_attention,
-    plain_moe.share_heads, plain.softcap,
+    plain_moe.grouped_gated, plain_moe.combine, plain_moe.balance_loss, plain_moe.write_latents,
+    plain_moe.latent_attention, plain_moe.share_heads, plain.softcap,
 )  # fmt: skip
 _CONTRACT = Operators(
     "bitwise", linear, pack_to_keep, rms_norm, rope, gated, embedding, attention,
     write_kv, paged_attention, log_softmax, select_logprobs, linear_cross_entropy, adamw, square_sum,
-    dequantize, route, dispatch, grouped_linear, combine, balance_loss, write_latents, latent_attention,
+    dequantize, route, dispatch, grouped_linear, grouped_gated, combine, balance_loss, write_latents, latent_attention,
     share_heads, softcap,
 )  # fmt: skip

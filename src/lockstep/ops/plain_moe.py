@@ -51,6 +51,12 @@ def dispatch(x: Tensor, routes: Routes) -> Tensor:
     return x[routes.rows.long()]
 
 
+def grouped_gated(
+    x: Tensor, gates: Sequence[Tensor], ups: Sequence[Tensor], offsets: Tensor, activation: str
+) -> Tensor:
+    return plain.gated(grouped_linear(x, gates, offsets), grouped_linear(x, ups, offsets), activation)
+
+
 def grouped_linear(x: Tensor, weights: Sequence[Tensor], offsets: Tensor) -> Tensor:
     parts = [
         plain.linear(x[a:b], weight)

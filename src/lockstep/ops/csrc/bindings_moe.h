@@ -170,6 +170,47 @@ inline void grouped_product_op(Call& call) {
   });
 }
 
+inline void grouped_gated_op(Call& call) {
+  const Tensor &a = call.tensor(0), &offsets = call.tensor(1);
+  const std::vector<Tensor> gates = call.tensors(2), ups = call.tensors(3);
+  const int64_t m = a.size(0), k = a.size(1), n = call.integer(4);
+  const bool keep = call.flag(6);
+  const int32_t* at = bounds(offsets, m, gates.size());
+  TORCH_CHECK(gates.size() == ups.size(), gates.size(), " gates for ", ups.size(), " ups");
+  expect_sizes("gate", gates[0], {panels(n), k, PANEL});
+  expect_sizes("up", ups[0], {panels(n), k, PANEL});
+  Tensor y = call.result({m, n}, a.scalar_type());
+  Tensor gate = call.result({keep ? m : 0, n}, a.scalar_type()), up = call.result_like(gate);
+  by_type(a.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    grouped_gated<T>(data<T>(a), at, gates.size(), pointers<T>(gates).data(), pointers<T>(ups).data(),
+                     int(call.integer(5)), data<T>(y), keep ? data<T>(gate) : nullptr, keep ? data<T>(up) : nullptr, n,
+                     k);
+  });
+}
+
+inline void grouped_gated_product_op(Call& call) {
+  const Tensor &a = call.tensor(0), &offsets = call.tensor(1);
+  const std::vector<Tensor> gates = call.tensors(2), ups = call.tensors(3);
+  const int64_t m = a.size(0), k = a.size(1), n = gates.at(0).size(0);
+  const bool keep = call.flag(5);
+  const int32_t* at = bounds(offsets, m, gates.size());
+  TORCH_CHECK(gates.size() == ups.size(), gates.size(), " gates for ", ups.size(), " ups");
+  expect_sizes("gate", gates[0], {n, k});
+  expect_sizes("up", ups[0], {n, k});
+  Tensor y = call.result({m, n}, a.scalar_type());
+  Tensor gate = call.result({keep ? m : 0, n}, a.scalar_type()), up = call.result_like(gate);
+  by_type(gates[0].scalar_type(), [&](auto* s) {
+    by_type(a.scalar_type(), [&](auto* t) {
+      using S = TYPE_OF(s);
+      using T = TYPE_OF(t);
+      grouped_gated_product<S, T>(data<T>(a), at, gates.size(), pointers<S>(gates).data(), pointers<S>(ups).data(),
+                                  int(call.integer(4)), data<T>(y), keep ? data<T>(gate) : nullptr,
+                                  keep ? data<T>(up) : nullptr, n, k);
+    });
+  });
+}
+
 inline void grouped_weight_gradient_op(Call& call) {
   const Tensor &dy = call.tensor(0), &x = call.tensor(1), &offsets = call.tensor(2);
   const int64_t experts = offsets.size(0) - 1, n = dy.size(1), k = x.size(1);
@@ -195,6 +236,8 @@ inline void register_moe(torch::Library& m) {
   OPERATOR(m, combine_backward);
   OPERATOR(m, grouped_gemm);
   OPERATOR(m, grouped_product);
+  OPERATOR(m, grouped_gated);
+  OPERATOR(m, grouped_gated_product);
   OPERATOR(m, grouped_weight_gradient);
 }
 

@@ -33,9 +33,11 @@ inline void embedding_backward_op(Call& call) {
   const Tensor &dy = call.tensor(0), &tokens = call.tensor(1);
   const int64_t vocabulary = call.integer(2), rows = dy.size(0), d = dy.size(1);
   const int64_t* t = checked_tokens(tokens, rows, vocabulary, false);
-  Tensor dw = call.result({vocabulary, d}, at::kFloat);
+  Tensor dw = call.result({vocabulary, d}, call.type(4));
   by_type(dy.scalar_type(), [&](auto* s) {
-    embedding_backward(t, data<TYPE_OF(s)>(dy), call.number(3), data<float>(dw), rows, d, vocabulary);
+    by_type(dw.scalar_type(), [&](auto* o) {
+      embedding_backward(t, data<TYPE_OF(s)>(dy), call.number(3), data<TYPE_OF(o)>(dw), rows, d, vocabulary);
+    });
   });
 }
 

@@ -8,27 +8,28 @@
 #include <algorithm>
 
 #include "product.h"
+#include "transpose.h"
 
 namespace lockstep {
 
 template <typename S, typename T>
 void pack_columns(const S* source, int64_t n, int64_t k, T* out) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * k > GRAIN)
   for (int64_t p = 0; p < panels(n); p++) {
-    T* o = out + p * k * PANEL;
-    int64_t width = std::min(PANEL, n - p * PANEL);
-    const S* s = source + p * PANEL * k;
-    for (int64_t c = 0; c < k; c += 16) {  // 16 x 16 at a time: both sides stay in the first-level cache
-      int64_t end = std::min(c + 16, k);
-      for (int64_t j = 0; j < PANEL; j++)
-        for (int64_t i = c; i < end; i++) from_float(j < width ? to_float(s[j * k + i]) : 0.0f, o + i * PANEL + j);
+    alignas(64) float block[256] = {}, turned[256];  // rows behind the last column of the product stay zero
+    const int64_t width = std::min(PANEL, n - p * PANEL);
+    for (int64_t c = 0; c < k; c += 16) {
+      for (int64_t j = 0; j < width; j++) load_part(source + (p * PANEL + j) * k + c, k - c).store(block + 16 * j);
+      transpose16(block, turned);
+      for (int64_t i = c; i < std::min(c + 16, k); i++)
+        F16::load(turned + 16 * (i - c)).store(out + (p * k + i) * PANEL);
     }
   }
 }
 
 template <typename S, typename T>
 void pack_rows(const S* source, int64_t k, int64_t n, T* out) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * k > GRAIN)
   for (int64_t p = 0; p < panels(n); p++) {
     int64_t width = std::min(PANEL, n - p * PANEL);
     for (int64_t i = 0; i < k; i++)

@@ -135,8 +135,8 @@ bool dequantize(int kind, const uint8_t* blocks, int64_t count, T* out);
 // Rows of the weight, rounded to T; times scale (a value of T) unless that is 1.
 template <typename S, typename T>
 void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d);
-template <typename T>
-void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d,
+template <typename T, typename O>
+void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, int64_t rows, int64_t d,
                         int64_t vocabulary);
 void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary);
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary);

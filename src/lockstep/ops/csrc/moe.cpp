@@ -1,12 +1,13 @@
 // Rows to their experts and back, and the products between.
 //
 // Order (the contract): a product of an expert's rows is that of gemm.cpp, one chain over ascending k for each element,
-// whichever rows are in the group. A token's output is a chain of fma of weight with the expert's output over its
+// whichever rows are in the group; with its gated activation it is that of fused.cpp. A token's output is a chain of fma of weight with the expert's output over its
 // experts in ascending order, in float32, rounded once. Gradients: of a weight matrix, a chain over the expert's rows
 // (tokens ascending); of a token, the sum over its experts, ascending; of a router weight, sixteen lanes, then a tree.
 #include <omp.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "kernels.h"
@@ -95,9 +96,31 @@ template <typename S, typename T, typename O>
 void grouped_product(const T* a, const int32_t* offsets, int64_t experts, const S* const* weights, bool by_rows, O* y,
                      int64_t n, int64_t k) {
   each_expert(offsets, experts, [&](int64_t e, int64_t first, int64_t rows) {
-    std::vector<T> packed(panels(n) * k * PANEL);
-    by_rows ? pack_rows(weights[e], k, n, packed.data()) : pack_columns(weights[e], n, k, packed.data());
-    gemm<T, O>(a + first * k, k, 1, packed.data(), nullptr, y + first * n, rows, n, k, false);
+    const std::unique_ptr<T[]> packed(new T[panels(n) * k * PANEL]);
+    by_rows ? pack_rows(weights[e], k, n, packed.get()) : pack_columns(weights[e], n, k, packed.get());
+    gemm<T, O>(a + first * k, k, 1, packed.get(), nullptr, y + first * n, rows, n, k, false);
+  });
+}
+
+template <typename T>
+void grouped_gated(const T* a, const int32_t* offsets, int64_t experts, const T* const* gates, const T* const* ups,
+                   int kind, T* y, T* gate, T* up, int64_t n, int64_t k) {
+  each_expert(offsets, experts, [&](int64_t e, int64_t first, int64_t rows) {
+    gemm_gated(a + first * k, gates[e], ups[e], kind, y + first * n, gate ? gate + first * n : nullptr,
+               up ? up + first * n : nullptr, rows, n, k);
+  });
+}
+
+template <typename S, typename T>
+void grouped_gated_product(const T* a, const int32_t* offsets, int64_t experts, const S* const* gates,
+                           const S* const* ups, int kind, T* y, T* gate, T* up, int64_t n, int64_t k) {
+  each_expert(offsets, experts, [&](int64_t e, int64_t first, int64_t rows) {
+    const int64_t size = panels(n) * k * PANEL;
+    const std::unique_ptr<T[]> packed(new T[2 * size]);
+    pack_columns(gates[e], n, k, packed.get());
+    pack_columns(ups[e], n, k, packed.get() + size);
+    gemm_gated(a + first * k, packed.get(), packed.get() + size, kind, y + first * n, gate ? gate + first * n : nullptr,
+               up ? up + first * n : nullptr, rows, n, k);
   });
 }
 
@@ -107,12 +130,19 @@ void grouped_weight_gradient(const T* dy, const T* x, const int32_t* offsets, in
   for (int64_t e = 0; e < experts; e++)
     if (offsets[e] == offsets[e + 1]) std::fill_n(dw + e * n * k, n * k, 0.0f);
   each_expert(offsets, experts, [&](int64_t e, int64_t first, int64_t rows) {
-    std::vector<T> packed(panels(k) * rows * PANEL);
-    pack_rows(x + first * k, rows, k, packed.data());
-    gemm<T, float>(dy + first * n, 1, n, packed.data(), nullptr, dw + e * n * k, n, k, rows, false);
+    const std::unique_ptr<T[]> packed(new T[panels(k) * rows * PANEL]);
+    pack_rows(x + first * k, rows, k, packed.get());
+    gemm<T, float>(dy + first * n, 1, n, packed.get(), nullptr, dw + e * n * k, n, k, rows, false);
   });
 }
 
+#define GATED(S, T)                                                                                                   \
+  template void grouped_gated_product(const T*, const int32_t*, int64_t, const S* const*, const S* const*, int, T*, T*, \
+                                      T*, int64_t, int64_t)
+GATED(float, float);
+GATED(float, bf16);
+GATED(bf16, float);
+GATED(bf16, bf16);
 #define MOE(T)                                                                                                       \
   template void dispatch(const T*, const int32_t*, T*, int64_t, int64_t);                                            \
   template void dispatch_backward(const T*, const int32_t*, T*, int64_t, int64_t, int64_t);                          \
@@ -122,6 +152,8 @@ void grouped_weight_gradient(const T* dy, const T* x, const int32_t* offsets, in
   template void grouped_gemm(const T*, const int32_t*, int64_t, const T* const*, T*, int64_t, int64_t);              \
   template void grouped_product(const T*, const int32_t*, int64_t, const float* const*, bool, T*, int64_t, int64_t); \
   template void grouped_product(const T*, const int32_t*, int64_t, const bf16* const*, bool, T*, int64_t, int64_t);  \
+  template void grouped_gated(const T*, const int32_t*, int64_t, const T* const*, const T* const*, int, T*, T*, T*,   \
+                              int64_t, int64_t);                                                                     \
   template void grouped_weight_gradient(const T*, const T*, const int32_t*, int64_t, float*, int64_t, int64_t)
 MOE(float);
 MOE(bf16);

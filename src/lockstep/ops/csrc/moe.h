@@ -54,6 +54,14 @@ void grouped_gemm(const T* a, const int32_t* offsets, int64_t experts, const T* 
 template <typename S, typename T, typename O>
 void grouped_product(const T* a, const int32_t* offsets, int64_t experts, const S* const* weights, bool by_rows, O* y,
                      int64_t n, int64_t k);
+// Gate and up of each expert's rows with their gated activation: `gemm_gated` within a group. gate, up: null, or what
+// receives both products. From packed matrices, or from [n, k] ones that are not laid out.
+template <typename T>
+void grouped_gated(const T* a, const int32_t* offsets, int64_t experts, const T* const* gates, const T* const* ups,
+                   int kind, T* y, T* gate, T* up, int64_t n, int64_t k);
+template <typename S, typename T>
+void grouped_gated_product(const T* a, const int32_t* offsets, int64_t experts, const S* const* gates,
+                           const S* const* ups, int kind, T* y, T* gate, T* up, int64_t n, int64_t k);
 // dw[expert] [n, k] = transpose(dy rows [*, n]) x rows [*, k]; zero for an expert without rows.
 template <typename T>
 void grouped_weight_gradient(const T* dy, const T* x, const int32_t* offsets, int64_t experts, float* dw, int64_t n,

@@ -31,30 +31,48 @@ void adamw(float* p, const float* g, float* m, float* v, int64_t count, const Ad
 
 namespace {
 
-double block_square_sum(const float* x, int64_t n, double* buffer) {
-  int64_t half = 1;
-  while (2 * half < n) half *= 2;
-  if (n == 1) return double(x[0]) * double(x[0]);
-  const int64_t both = n - half;  // elements with a partner in the second half
-  for (int64_t i = 0; i < both; i++) {
-    const double a = x[i], b = x[i + half];
-    buffer[i] = a * a + b * b;
+double term(float x) { return double(x) * double(x); }
+double term(double sum) { return sum; }
+
+// Three levels of the tree in one pass over memory: out[i] joins the eight elements i, i + eighth, ... May be in place.
+template <typename X>
+void join_eight(const X* x, int64_t eighth, double* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < eighth; i++) {
+    const X* e = x + i;
+    const double even = (term(e[0]) + term(e[4 * eighth])) + (term(e[2 * eighth]) + term(e[6 * eighth]));
+    const double odd = (term(e[eighth]) + term(e[5 * eighth])) + (term(e[3 * eighth]) + term(e[7 * eighth]));
+    out[i] = even + odd;
   }
-  for (int64_t i = both; i < half; i++) buffer[i] = double(x[i]) * double(x[i]);
-  for (half /= 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; i++) buffer[i] = buffer[i] + buffer[i + half];
-  return buffer[0];
+}
+
+double block_square_sum(const float* x, int64_t n, double* sums) {
+  int64_t size = 8;
+  while (size < n) size *= 2;
+  std::vector<float> padded;
+  if (size > n) {
+    padded.assign(x, x + n);
+    padded.resize(size);
+    x = padded.data();
+  }
+  join_eight(x, size /= 8, sums);
+  while (size >= 8) join_eight(sums, size /= 8, sums);
+  while (size > 1) {
+    size /= 2;
+    for (int64_t i = 0; i < size; i++) sums[i] = sums[i] + sums[i + size];
+  }
+  return sums[0];
 }
 
 }  // namespace
 
 void square_sums(const float* x, int64_t count, double* sums) {
-#pragma omp parallel
+#pragma omp parallel if (count > GRAIN)
   {
-    std::vector<double> buffer(SQUARE_BLOCK / 2 + 1);
+    std::vector<double> held(SQUARE_BLOCK / 8);
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < (count + SQUARE_BLOCK - 1) / SQUARE_BLOCK; b++)
-      sums[b] = block_square_sum(x + b * SQUARE_BLOCK, std::min(SQUARE_BLOCK, count - b * SQUARE_BLOCK), buffer.data());
+      sums[b] = block_square_sum(x + b * SQUARE_BLOCK, std::min(SQUARE_BLOCK, count - b * SQUARE_BLOCK), held.data());
   }
 }
 

@@ -2,9 +2,11 @@
 //
 // Reduction order (the contract): the sum of exponentials of a row is 64 chains (chain j adds elements j, j + 64,
 // ... in ascending order), combined as (c0 + c1) + (c2 + c3) over their four vectors and then by the tree of `sum`.
-// A row of the embedding gradient is one chain over the tokens in ascending order.
+// A row of the embedding gradient is one chain over the tokens in ascending order, in float32, rounded once.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
+#include <vector>
 
 #include "kernels.h"
 #include "math16.h"
@@ -13,18 +15,33 @@ namespace lockstep {
 
 namespace {
 
-float row_log_sum_exp(const float* x, int64_t n) {
+// The largest element. Which of equal zeros it is changes no result.
+float row_maximum(const float* x, int64_t n) {
   const float low = -INFINITY;
-  F16 top = F16::all(low);
-  for (int64_t j = 0; j < n; j += 16) top = max(load_part(x + j, n - j, low), top);
-  const float peak = largest(top);
+  F16 top[4] = {F16::all(low), F16::all(low), F16::all(low), F16::all(low)};
+  int64_t j = 0;
+  for (; j + 64 <= n; j += 64)
+    for (int c = 0; c < 4; c++) top[c] = max(F16::load(x + j + 16 * c), top[c]);
+  for (; j < n; j += 16) top[0] = max(load_part(x + j, n - j, low), top[0]);
+  return largest(max(max(top[0], top[1]), max(top[2], top[3])));
+}
+
+// The sum of f over a row, 64 chains and their tree. f(chain, x) adds to a chain what sixteen elements x contribute;
+// elements behind the row's end are -inf.
+template <typename F>
+float sum_of_chains(const float* x, int64_t n, F f) {
   F16 chains[4] = {F16::zero(), F16::zero(), F16::zero(), F16::zero()};
-  for (int64_t j = 0; j < n; j += 64)
-    for (int64_t c = 0; c < 4 && j + 16 * c < n; c++) {
-      const int64_t at = j + 16 * c;
-      chains[c] = chains[c] + exp(load_part(x + at, n - at, low) - F16::all(peak));
-    }
-  return peak + float(std::log(double(sum((chains[0] + chains[1]) + (chains[2] + chains[3])))));
+  int64_t j = 0;
+  for (; j + 64 <= n; j += 64)
+    for (int c = 0; c < 4; c++) chains[c] = f(chains[c], F16::load(x + j + 16 * c));
+  for (int c = 0; c < 4 && j < n; c++, j += 16) chains[c] = f(chains[c], load_part(x + j, n - j, -INFINITY));
+  return sum((chains[0] + chains[1]) + (chains[2] + chains[3]));
+}
+
+float row_log_sum_exp(const float* x, int64_t n) {
+  const float peak = row_maximum(x, n);
+  const float total = sum_of_chains(x, n, [peak](F16 s, F16 v) { return s + exp_low(v - F16::all(peak)); });
+  return peak + float(std::log(double(total)));
 }
 
 }  // namespace
@@ -44,21 +61,15 @@ void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary
   }
 }
 
-// Both sums go as that of `row_log_sum_exp` does; a logit of -inf adds an exact zero.
+// The sum goes as that of `row_log_sum_exp` does; a logit of -inf adds an exact zero.
 void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary) {
-  const float low = -INFINITY;
 #pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
   for (int64_t i = 0; i < rows; i++) {
-    const float* x = logits + i * vocabulary;
     const F16 log_z = F16::all(lse[i]);
-    F16 chains[4] = {F16::zero(), F16::zero(), F16::zero(), F16::zero()};
-    for (int64_t j = 0; j < vocabulary; j += 64)
-      for (int64_t c = 0; c < 4 && j + 16 * c < vocabulary; c++) {
-        const int64_t at = j + 16 * c;
-        const F16 log_p = load_part(x + at, vocabulary - at, low) - log_z;
-        chains[c] = chains[c] - exp(log_p) * max(F16::all(-1000.0f), log_p);
-      }
-    y[i] = sum((chains[0] + chains[1]) + (chains[2] + chains[3]));
+    y[i] = sum_of_chains(logits + i * vocabulary, vocabulary, [log_z](F16 s, F16 v) {
+      const F16 log_p = v - log_z;
+      return s - exp_low(log_p) * max(F16::all(-1000.0f), log_p);
+    });
   }
 }
 
@@ -83,7 +94,7 @@ void cross_entropy_backward(const float* logits, const float* lse, const int64_t
     const float factor = weights[i] * (1.0f + 2.0f * z_loss * lse[i]);
     for (int64_t j = 0; j < vocabulary; j += 16) {
       const F16 logit = load_part(x + j, vocabulary - j);
-      F16 g = exp(logit - log_z) * F16::all(factor);
+      F16 g = exp_low(logit - log_z) * F16::all(factor);
       if (softcap > 0.0f) g = g * capped_slope(logit, softcap);
       store_part(g, d + j, vocabulary - j);
     }
@@ -103,32 +114,53 @@ void scaled(const T* x, float scale, O* y, int64_t count) {
 
 template <typename S, typename T>
 void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d) {
+  const F16 factor = F16::all(scale);
 #pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t i = 0; i < rows; i++)
+  for (int64_t i = 0; i < rows; i++) {
+    const S* from = weight + tokens[i] * d;
+    T* to = y + i * d;
+    if constexpr (std::is_same_v<S, T>)
+      if (scale == 1.0f) {
+        std::copy_n(from, d, to);
+        continue;
+      }
     for (int64_t j = 0; j < d; j += 16) {
-      store_part(load_part(weight + tokens[i] * d + j, d - j), y + i * d + j, d - j);
-      if (scale != 1.0f) store_part(load_part(y + i * d + j, d - j) * F16::all(scale), y + i * d + j, d - j);
+      store_part(load_part(from + j, d - j), to + j, d - j);
+      if (scale != 1.0f) store_part(load_part(to + j, d - j) * factor, to + j, d - j);
     }
+  }
 }
 
-template <typename T>
-void embedding_backward(const int64_t* tokens, const T* dy, float scale, float* dw, int64_t rows, int64_t d,
+template <typename T, typename O>
+void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, int64_t rows, int64_t d,
                         int64_t vocabulary) {
-#pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < vocabulary; i++) std::fill_n(dw + i * d, d, 0.0f);
-#pragma omp parallel for schedule(static)
-  for (int64_t j = 0; j < d; j += 64)  // a thread owns columns, so the order of a row's chain is the tokens' order
-    for (int64_t i = 0; i < rows; i++)
-      for (int64_t c = j; c < std::min(j + 64, d); c += 16) {
-        float* w = dw + tokens[i] * d + c;
-        store_part(fma(load_part(dy + i * d + c, d - c), F16::all(scale), load_part(w, d - c)), w, d - c);
-      }
+  // The rows of a token, ascending: first[token], then next[row] until -1.
+  std::vector<int32_t> first(vocabulary, -1), next(rows);
+  for (int64_t i = rows - 1; i >= 0; i--) {
+    next[i] = first[tokens[i]];
+    first[tokens[i]] = int32_t(i);
+  }
+  const F16 factor = F16::all(scale);
+#pragma omp parallel for schedule(dynamic, 512) if (vocabulary * d > GRAIN)
+  for (int64_t token = 0; token < vocabulary; token++) {
+    O* to = dw + token * d;
+    if (first[token] < 0) {
+      std::fill_n(to, d, O{});
+      continue;
+    }
+    for (int64_t j = 0; j < d; j += 16) {
+      F16 s = F16::zero();
+      for (int32_t i = first[token]; i >= 0; i = next[i]) s = fma(load_part(dy + i * d + j, d - j), factor, s);
+      store_part(s, to + j, d - j);
+    }
+  }
 }
 
 #define VOCABULARY(T)                                                                                                 \
   template void cross_entropy_backward(const float*, const float*, const int64_t*, const float*, float, float, T*,    \
                                        int64_t, int64_t);                                                             \
   template void embedding_backward(const int64_t*, const T*, float, float*, int64_t, int64_t, int64_t);               \
+  template void embedding_backward(const int64_t*, const T*, float, bf16*, int64_t, int64_t, int64_t);                \
   template void embedding(const int64_t*, const float*, float, T*, int64_t, int64_t);                                 \
   template void embedding(const int64_t*, const bf16*, float, T*, int64_t, int64_t);                                  \
   template void scaled(const float*, float, T*, int64_t);                                                             \

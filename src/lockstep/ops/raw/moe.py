@@ -108,6 +108,39 @@ def grouped_product(a: Tensor, offsets: Tensor, weights: Sequence[Tensor], by_ro
     return a.new_empty(a.shape[0], weights[0].shape[1 if by_rows else 0])
 
 
+@define(
+    "grouped_gated(Tensor a, Tensor offsets, Tensor[] gates, Tensor[] ups, int n, int activation, bool keep) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+def grouped_gated(
+    a: Tensor, offsets: Tensor, gates: Sequence[Tensor], ups: Sequence[Tensor], n: int, activation: int, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """a [R, k], packed gates and ups of n columns -> y [R, n], and with `keep` the two products (else [0, n])."""
+    same("offsets", offsets.shape[0], len(gates) + 1)
+    for name, packed in (("gate", gates[0]), ("up", ups[0])):
+        same(name, tuple(packed.shape), (panels(n), a.shape[1], 16))
+    return _gated(a, n, keep)
+
+
+@define(
+    "grouped_gated_product(Tensor a, Tensor offsets, Tensor[] gates, Tensor[] ups, int activation, bool keep) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+def grouped_gated_product(
+    a: Tensor, offsets: Tensor, gates: Sequence[Tensor], ups: Sequence[Tensor], activation: int, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`grouped_gated` with weights [n, k]."""
+    same("offsets", offsets.shape[0], len(gates) + 1)
+    for name, weight in (("gate", gates[0]), ("up", ups[0])):
+        same(name, tuple(weight.shape), (gates[0].shape[0], a.shape[1]))
+    return _gated(a, gates[0].shape[0], keep)
+
+
+def _gated(a: Tensor, n: int, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    kept = a.shape[0] if keep else 0
+    return a.new_empty(a.shape[0], n), a.new_empty(kept, n), a.new_empty(kept, n)
+
+
 @define("grouped_weight_gradient(Tensor dy, Tensor x, Tensor offsets) -> Tensor")
 def grouped_weight_gradient(dy: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
     """dy [R, n], x [R, k] -> float32 [E, n, k]; zero for an expert without rows."""

@@ -18,10 +18,10 @@ def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float) 
     return weight.new_empty(tokens.shape[0], weight.shape[1], dtype=dtype)
 
 
-@define("embedding_backward(Tensor dy, Tensor tokens, int vocabulary, float scale) -> Tensor")
-def embedding_backward(dy: Tensor, tokens: Tensor, vocabulary: int, scale: float) -> Tensor:
-    """dy [T, D], tokens int64 [T] -> float32 [V, D]."""
-    return dy.new_empty(vocabulary, dy.shape[1], dtype=torch.float32)
+@define("embedding_backward(Tensor dy, Tensor tokens, int vocabulary, float scale, ScalarType dtype) -> Tensor")
+def embedding_backward(dy: Tensor, tokens: Tensor, vocabulary: int, scale: float, dtype: torch.dtype) -> Tensor:
+    """dy [T, D], tokens int64 [T] -> [V, D]: sums in float32, rounded once to dtype."""
+    return dy.new_empty(vocabulary, dy.shape[1], dtype=dtype)
 
 
 @define("log_sum_exp(Tensor logits) -> Tensor")
