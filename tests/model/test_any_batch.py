@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.model import Model, load
-from lockstep.model.decoder import make_pages
+from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Packed, Paged
 from tests.model.tiny import same_bytes, tiny
 from tests.threads import threads
@@ -85,7 +85,7 @@ class Pages:
 
     def __init__(self, model: Model, count: int, seed: int) -> None:
         stale = lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype)  # noqa: E731
-        self.cache = make_pages(model.config, count + 1, model.dtype, stale)
+        self.cache = make_pages(model.config, model.ops.numerics, count + 1, model.dtype, stale)
         self.free = torch.randperm(count + 1, generator=torch.Generator().manual_seed(seed)).tolist()
 
     def take(self, length: int) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lockstep.model import load
-from lockstep.model.decoder import make_pages
+from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Packed, Paged
 from tests.model.tiny import same_bytes, tiny
 
@@ -44,7 +44,7 @@ def paged(model, sequences, steps):
     """Run sequences through pages; steps: a list of how many tokens each sequence advances by."""
     pages = -(-128 // PAGE)
     make = lambda shape, dtype: torch.zeros(shape, dtype=dtype)  # noqa: E731
-    caches = make_pages(model.config, pages * len(sequences), model.dtype, make)
+    caches = make_pages(model.config, model.ops.numerics, pages * len(sequences), model.dtype, make)
     # Pages of the sequences are interleaved and in falling order: nothing may rest on where a page lies.
     table = torch.arange(pages * len(sequences), dtype=torch.int32).flip(0).view(pages, len(sequences)).t().contiguous()
     done, rows = [0] * len(sequences), [[] for _ in sequences]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lockstep.errors import LockstepError
-from lockstep.model.decoder import make_pages
 from lockstep.model.model import Model
+from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Paged, operators
 from lockstep.ops.int8_pages import read
 from lockstep.serve import Engine, SamplingParams
@@ -26,7 +26,7 @@ def zeros(shape, dtype):
 
 
 def test_what_is_read_back_is_wrong_by_half_a_step_at_most(fast):
-    (pages,) = make_pages(fast.config, 3, torch.int8, zeros)[:1]
+    (pages,) = make_pages(fast.config, "fast", 3, torch.int8, zeros)[:1]
     heads, dim, length = fast.config.num_kv_heads, fast.config.head_dim, PAGE + 9
     k, v = torch.randn(length, heads, dim) * 7, torch.randn(length, heads, dim)
     k[3, 1], v[5] = 0.0, 0.0

@@ -128,9 +128,9 @@ class ModelConfig(Section):
     """Latent attention: the rotation turns neighbouring elements rather than those half a head apart (DeepSeek)."""
     mla_form: Literal["expanded", "absorbed"] = "expanded"
     """Latent attention, the arithmetic of all paths under numerics bitwise. expanded: keys and values are made from
-    the latents, as in training elsewhere; a decode step makes them anew for the whole context. absorbed: queries go to
-    the latents instead, 3.4 times the work in training's attention, and decode reads only the latents. Under numerics
-    fast, training is always expanded unless this says absorbed, and decode always absorbed."""
+    the latents, as in training elsewhere, and kept of every head while serving. absorbed: queries go to the latents
+    instead, 3.4 times the work in training's attention, and only a latent of each token is kept. Under numerics fast,
+    training is always expanded unless this says absorbed, and decode always absorbed."""
     num_experts: Annotated[int, Field(ge=0)] = 0
     """Routed experts of a layer. 0: every layer has one MLP."""
     experts_per_token: Positive = 1

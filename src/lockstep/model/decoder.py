@@ -22,7 +22,7 @@ from lockstep.model.moe import Experts, MoE, Routed, Router
 from lockstep.model.norm import Norm
 from lockstep.model.rope import tables
 from lockstep.model.split import split_of
-from lockstep.ops import PAGE, Int8Pages, KVPages, LatentPages, Operators, Packed, Paged, Pages, check_head_dim
+from lockstep.ops import Int8Pages, KVPages, Operators, Packed, Paged, Pages, check_head_dim
 
 BlockCall = Callable[..., Tensor]
 """(layer, block, and the arguments of `Block.forward`) -> its result"""
@@ -64,8 +64,8 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """tokens int [T] -> hidden [T, D] in dtype, after the final norm.
 
-        With a Packed batch sequences are whole. With a Paged one `cache` holds the pages of each layer (`make_pages`
-        makes them): the new keys and values, or latents, are written into them, then each row attends to its
+        With a Packed batch sequences are whole. With a Paged one `cache` holds the pages of each layer (`make_pages` of
+        `model/pages.py`): the new keys and values, or latents, are written into them, then each row attends to its
         sequence's pages. rope: what `rope_tables` gives for the batch, where the caller keeps it (a captured graph's
         input). routed: takes what the router of each layer with experts did, for the balance loss.
         """
@@ -180,28 +180,6 @@ def check_widths(config: ModelConfig) -> None:
     if config.kv_lora_rank is not None and config.mla_form == "absorbed":
         check_head_dim(config.kv_lora_rank, "kv_lora_rank")
         check_head_dim(config.rope_dim, "qk_rope_head_dim")
-
-
-Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
-
-
-def make_pages(config: ModelConfig, count: int, dtype: torch.dtype, make: Make) -> list[Pages]:
-    """`count` pages for every layer, each tensor made from its shape and dtype by `make`.
-
-    dtype: bfloat16, float32, or int8 for keys and values with scales.
-    """
-    return [_pages(config, count, dtype, make) for _ in range(config.num_layers)]
-
-
-def _pages(config: ModelConfig, count: int, dtype: torch.dtype, make: Make) -> Pages:
-    heads, dim = (count, config.num_kv_heads), config.head_dim
-    if config.latent_dim is not None:
-        return LatentPages(make((count, PAGE, config.latent_dim), dtype))
-    if dtype == torch.int8:
-        rows = (*heads, PAGE)
-        k, v = make((*rows, dim), dtype), make((*rows, dim), dtype)
-        return Int8Pages(k, v, make(rows, torch.float32), make(rows, torch.float32))
-    return KVPages(make((*heads, dim, PAGE), dtype), make((*heads, PAGE, dim), dtype))
 
 
 class Attention(nn.Module):

@@ -1,14 +1,15 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values of all heads come from one latent.
 
-What is kept of a token is its latent (normed) and one rotated key, both rounded to the compute dtype. Two forms of the
-same function, with different roundings; `ModelConfig.mla_form` names the one that all paths share under the contract:
+Two forms of the same function, with different roundings; `ModelConfig.mla_form` names the one that all paths share
+under the contract:
 
-- expanded: keys and values of every head are made from the latents by `kv_b`, then attention as in other families.
-  Over pages they are made anew, for the whole context, at every step: the same products, so the same bits.
+- expanded: keys and values of every head are made from a token's latent (normed) by `kv_b`, then attention as in other
+  families. Pages keep the keys and values, as in other families.
 - absorbed: `kv_b` is split by head; its key half is applied to the query and its value half to the result, so that
-  attention goes over the latents themselves, which are key and value of all heads.
+  attention goes over the latents themselves, which are key and value of all heads. Pages keep the latent and one
+  rotated key, both rounded to the compute dtype.
 
-Under `numerics: fast`, which promises no bits, pages are always read in the absorbed form.
+Under `numerics: fast`, which promises no bits, pages always keep latents (`keeps_latents`).
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model.linear import Linear, WeightCache
 from lockstep.model.norm import Norm
-from lockstep.ops import PAGE, KVPages, LatentPages, Operators, Packed, Paged, Pages
+from lockstep.ops import KVPages, LatentPages, Numerics, Operators, Packed, Paged, Pages
 
 _NORM_EPS = 1e-6
 """Of the norms over latents, whatever the configuration's is, as in DeepSeek's own code and `transformers`."""
+
+
+def keeps_latents(config: ModelConfig, numerics: Numerics) -> bool:
+    """Whether pages keep latents, rather than keys and values of every head."""
+    return config.kv_lora_rank is not None and (config.mla_form == "absorbed" or numerics == "fast")
 
 
 class LatentAttention(nn.Module):
@@ -61,16 +67,9 @@ class LatentAttention(nn.Module):
         latent, key = self.kv_a(ops, x).split([self.rank, self.rope], dim=-1)
         latent = self.kv_norm(ops, latent.contiguous())
         turned, key = self._rotate(ops, turned, batch, rope), self._rotate(ops, key[:, None], batch, rope)[:, 0]
-        if isinstance(batch, Paged):
-            assert isinstance(pages, LatentPages), "a Paged batch needs the pages of its cache"
-            ops.write_latents(torch.cat([latent, key], -1), pages, batch)
-            absorbed = self.absorbed or ops.numerics == "fast"
-            over = self._absorbed_paged if absorbed else self._expanded_paged
-            y = over(ops, nope, turned, pages, batch)
-        else:
-            whole = self._absorbed_packed if self.absorbed else self._expanded_packed
-            y = whole(ops, nope, turned, latent, key, batch)
-        return self.o(ops, y.reshape(x.shape[0], -1))
+        absorbed = self.absorbed if isinstance(batch, Packed) else isinstance(pages, LatentPages)
+        attend = self._absorbed if absorbed else self._expanded
+        return self.o(ops, attend(ops, nope, turned, latent, key, batch, pages).reshape(x.shape[0], -1))
 
     def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
         """Pack `kv_b` head by head, where pages are read in the absorbed form."""
@@ -92,36 +91,32 @@ class LatentAttention(nn.Module):
             x = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return ops.rope(x.contiguous(), batch.positions, table)
 
-    def _expanded_packed(
-        self, ops: Operators, nope: Tensor, turned: Tensor, latent: Tensor, key: Tensor, batch: Packed
-    ) -> Tensor:
+    def _expanded(
+        self, ops: Operators, nope: Tensor, turned: Tensor, latent: Tensor, key: Tensor, batch: Packed | Paged,
+        pages: Pages | None,
+    ) -> Tensor:  # fmt: skip
         kv = self.kv_b(ops, latent).view(-1, self.heads, self.nope + self.v_dim)
         k = torch.cat([kv[..., : self.nope], ops.share_heads(key, self.heads)], -1)
-        return ops.attention(torch.cat([nope, turned], -1), k, kv[..., self.nope :], batch, self.scale)
+        q, v = torch.cat([nope, turned], -1), kv[..., self.nope :]
+        if isinstance(batch, Packed):
+            return ops.attention(q, k, v, batch, self.scale)
+        assert isinstance(pages, KVPages), "a Paged batch needs the pages of its cache"
+        ops.write_kv(k, v, pages, batch)
+        return ops.paged_attention(q, pages, batch, self.scale)
 
-    def _expanded_paged(self, ops: Operators, nope: Tensor, turned: Tensor, pages: LatentPages, batch: Paged) -> Tensor:
-        """Keys and values of every page that the batch reads, each made once; rows not written yet are never seen."""
-        used, table = torch.unique(batch.page_table, return_inverse=True)
-        rows = pages.rows[used.long()]
-        latent, key = rows.split([self.rank, self.rope], dim=-1)
-        kv = self.kv_b(ops, latent.reshape(-1, self.rank)).view(-1, PAGE, self.heads, self.nope + self.v_dim)
-        k = torch.cat([kv[..., : self.nope], key[:, :, None].expand(-1, -1, self.heads, -1)], -1)
-        made = KVPages(k.permute(0, 2, 3, 1).contiguous(), kv[..., self.nope :].permute(0, 2, 1, 3).contiguous())
-        local = Paged(batch.positions, batch.starts, table.to(torch.int32))
-        return ops.paged_attention(torch.cat([nope, turned], -1), made, local, self.scale)
-
-    def _absorbed_packed(
-        self, ops: Operators, nope: Tensor, turned: Tensor, latent: Tensor, key: Tensor, batch: Packed
-    ) -> Tensor:
+    def _absorbed(
+        self, ops: Operators, nope: Tensor, turned: Tensor, latent: Tensor, key: Tensor, batch: Packed | Paged,
+        pages: Pages | None,
+    ) -> Tensor:  # fmt: skip
         to_latent, to_value = self._halves(ops, nope.dtype)
-        q = torch.cat([self._each_head(ops, nope, to_latent), turned], -1)
-        k = torch.cat([latent, key], -1)[:, None]
-        return self._each_head(ops, ops.attention(q, k, latent[:, None], batch, self.scale), to_value)
-
-    def _absorbed_paged(self, ops: Operators, nope: Tensor, turned: Tensor, pages: LatentPages, batch: Paged) -> Tensor:
-        to_latent, to_value = self._halves(ops, nope.dtype)
-        q = torch.cat([self._each_head(ops, nope, to_latent), turned], -1)
-        return self._each_head(ops, ops.latent_attention(q, pages, batch, self.scale, self.rank), to_value)
+        q, kept = torch.cat([self._each_head(ops, nope, to_latent), turned], -1), torch.cat([latent, key], -1)
+        if isinstance(batch, Packed):
+            y = ops.attention(q, kept[:, None], latent[:, None], batch, self.scale)
+        else:
+            assert isinstance(pages, LatentPages), "a Paged batch needs the pages of its cache"
+            ops.write_latents(kept, pages, batch)
+            y = ops.latent_attention(q, pages, batch, self.scale, self.rank)
+        return self._each_head(ops, y, to_value)
 
     def _each_head(self, ops: Operators, x: Tensor, weights: Any) -> Tensor:
         """x [T, H, K] times each head's own weight [N, K] transposed -> [T, H, N]: a product grouped by head."""

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.model.decoder import make_pages
-from lockstep.ops import Paged
+from lockstep.model.pages import Make, make_pages
+from lockstep.ops import Paged, Pages
 from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
@@ -25,8 +25,12 @@ Level = Literal["O0", "O2"]
 def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
     """Bytes of one page over all layers. dtype: what `Runner` takes."""
     with torch.device("meta"):
-        pages = make_pages(model.config, 1, dtype or model.dtype, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+        pages = _pages(model, 1, dtype, lambda shape, dtype: torch.empty(shape, dtype=dtype))
     return sum(tensor.nbytes for layer in pages for tensor in vars(layer).values())
+
+
+def _pages(model: Model, count: int, dtype: torch.dtype | None, make: Make) -> list[Pages]:
+    return make_pages(model.config, model.ops.numerics, count, dtype or model.dtype, make)
 
 
 class Runner:
@@ -41,7 +45,7 @@ class Runner:
         """
         self.model = model
         self.prepare()
-        self._cache = make_pages(model.config, pages, dtype or model.dtype, _zeros)
+        self._cache = _pages(model, pages, dtype, _zeros)
         self._forward = self._compiled(rows) if level == "O2" and model.ops.numerics == "bitwise" else self._eager
 
     def prepare(self) -> None:

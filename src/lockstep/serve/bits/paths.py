@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.model import Model
-from lockstep.model.decoder import make_pages
+from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Operators, Packed, Paged, Pages
 
 Tokens = Sequence[int]
@@ -138,9 +138,8 @@ def _tables(members: Sequence[Tokens]) -> tuple[list[list[int]], int]:
 
 def _stale_pages(model: Model, path: Path) -> list[Pages]:
     """Pages as another request left them: full of whatever `stale` is."""
-    return make_pages(
-        model.config, path.pages, model.dtype, lambda shape, dtype: torch.full(shape, path.stale, dtype=dtype)
-    )
+    stale = lambda shape, dtype: torch.full(shape, path.stale, dtype=dtype)  # noqa: E731
+    return make_pages(model.config, model.ops.numerics, path.pages, model.dtype, stale)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from lockstep.ops import Operators
 
 _NOT_COMPUTED = ("numerics", "pack", "write_kv", "write_latents", "cut")
 _OTHER_ROWS = (
-    "linear_cross_entropy", "route", "dispatch", "grouped_linear", "grouped_gated", "balance_loss", "share_heads",
+    "linear_cross_entropy", "route", "dispatch", "grouped_linear", "grouped_gated", "balance_loss",
 )  # fmt: skip
 """Operators whose rows are not those of the tokens of a batch."""
-_MODULES_OF_OTHER_ROWS = (".experts", ".kv_b")
-"""Modules that compute rows of experts, or of pages: what goes wrong in them is seen at the operator after."""
+_MODULES_OF_OTHER_ROWS = (".experts",)
+"""Modules that compute rows of experts: what goes wrong in them is seen at the operator after."""
 _SAME_OPERATOR = {"paged_attention": "attention", "latent_attention": "attention"}
 
 
