@@ -57,7 +57,7 @@ def grouped_gated(
         refuse_gradient("a grouped product with packed weights", x)
         panels = [[weight.panels for weight in side if isinstance(weight, PackedWeight)] for side in (gates, ups)]
         packed = torch.ops.lockstep.grouped_gated(x.contiguous(), offsets, *panels, gates[0].n, code, False)
-        return packed[0]  # type: ignore[no-any-return]
+        return packed[0]
     y: Tensor = _GroupedGated.apply(x, offsets, code, *gates, *ups)
     return y
 

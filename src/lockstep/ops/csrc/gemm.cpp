@@ -29,12 +29,12 @@ void pack_columns(const S* source, int64_t n, int64_t k, T* out) {
 
 template <typename S, typename T>
 void pack_rows(const S* source, int64_t k, int64_t n, T* out) {
+  constexpr int64_t ROWS = 32;  // of the source at a time: read along its rows, written along the panels
 #pragma omp parallel for schedule(static) if (n * k > GRAIN)
-  for (int64_t p = 0; p < panels(n); p++) {
-    int64_t width = std::min(PANEL, n - p * PANEL);
-    for (int64_t i = 0; i < k; i++)
-      load_part(source + i * n + p * PANEL, width).store(out + (p * k + i) * PANEL);
-  }
+  for (int64_t first = 0; first < k; first += ROWS)
+    for (int64_t p = 0; p < panels(n); p++)
+      for (int64_t i = first; i < std::min(first + ROWS, k); i++)
+        load_part(source + i * n + p * PANEL, n - p * PANEL).store(out + (p * k + i) * PANEL);
 }
 
 template <typename T, typename O>
