@@ -78,6 +78,9 @@ def test_work_of_products_and_of_memory():
     x, w = 128 * 64, 64
     assert _work(norm, torch.bfloat16, "forward") == 2 * (x + w + x)
     assert _work(norm, torch.bfloat16, "backward") == 2 * (x + w + x + x + w)
+    rows, table = 128 * 64, 256 * 64
+    assert _work(SAME["embedding"], torch.bfloat16, "forward") == 2 * (rows + rows)
+    assert _work(SAME["embedding"], torch.bfloat16, "backward") == 2 * (rows + table)
 
 
 def test_what_is_slower_is_told_with_its_reason():

@@ -38,7 +38,9 @@ class Case:
 
     ours(ops, *inputs) and theirs(*inputs) compute the same. flops: of the forward (the backward has twice that); None:
     the operator is bound by memory and its bytes are counted. gradient: whether it has a backward. prepare: what the
-    contract's side does once to its inputs (packing weights for inference). why: why PyTorch may be faster.
+    contract's side does once to its inputs (packing weights for inference). moved: elements that the forward and the
+    backward read and write, where not those of all inputs and of a result like the first. why: why PyTorch may be
+    faster.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Case:
     gradient: bool = True
     whole: bool = False
     prepare: Callable[[Operators, Sequence[Tensor]], Sequence[object]] | None = None
+    moved: tuple[int, int] | None = None
     why: str = ""
 
 
@@ -93,7 +96,17 @@ def _experts(s: Sizes) -> list[Case]:
         parts = zip(weights, pairwise(ends), strict=True)
         return torch.cat([F.linear(x[a:b], weight) for weight, (a, b) in parts])
 
+    def their_gate_and_up(x: Tensor, *weights: Tensor) -> Tensor:
+        parts = zip(weights[:experts], weights[experts:], pairwise(ends), strict=True)
+        return torch.cat([F.silu(F.linear(x[a:b], gate)) * F.linear(x[a:b], up) for gate, up, (a, b) in parts])
+
     return [
+        Case(
+            f"gate, up + SwiGLU {s.tokens} x {s.width} -> {s.ffn // 4}, {experts} experts",
+            ((s.tokens, s.width), *[(s.ffn // 4, s.width)] * (2 * experts)),
+            lambda o, x, *weights: o.grouped_gated(x, weights[:experts], weights[experts:], offsets, "silu"),
+            their_gate_and_up, 4.0 * s.tokens * s.width * (s.ffn // 4), why=_PACKS,
+        ),
         Case(
             f"grouped product {s.tokens} x {s.width} -> {s.ffn // 4}, {experts} experts",
             ((s.tokens, s.width), *[(s.ffn // 4, s.width)] * experts),
@@ -204,6 +217,7 @@ def _vocabulary(s: Sizes) -> list[Case]:
         Case(
             "embedding", ((s.vocabulary, s.width),), lambda o, w: o.embedding(ids, w, w.dtype),
             lambda w: F.embedding(ids, w), why="its gradient adds in float32, in the order of the tokens",
+            moved=(2 * s.tokens * s.width, (s.tokens + s.vocabulary) * s.width),
         ),
         Case(
             "linear + cross-entropy", ((rows, s.width), (s.vocabulary, s.width)),

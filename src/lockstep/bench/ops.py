@@ -102,9 +102,11 @@ def _line(
 
 def _work(case: Case, dtype: torch.dtype, part: str) -> float:
     """FLOPs, or bytes: inputs read and the result written once; the backward reads inputs and the result's gradient
-    and writes a gradient for each input."""
+    and writes a gradient for each input; or what the case says is moved."""
     if case.flops:
         return case.flops * {"forward": 1.0, "backward": 2.0, "both": 3.0}[part]
+    if case.moved:
+        return float(case.moved[part == "backward"] * dtype.itemsize)
     sizes = [torch.Size(shape).numel() for shape in case.shapes]
     return float((sum(sizes) * (2 if part == "backward" else 1) + sizes[0]) * dtype.itemsize)
 
