@@ -121,7 +121,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "scaled": lambda: (randn(0, 7, 20), torch.tensor(0.3), BF16),
     "adamw": lambda: (randn(0, 9), randn(1, 9), randn(2, 9), randn(3, 9).abs(), *[0.5] * 9),
-    "square_sums": lambda: (randn(0, 70_000),),
+    "square_sum": lambda: (randn(0, 70_000),),
     "dequantize": lambda: (torch.zeros(68, dtype=torch.uint8), 8, 34, 32, randn(0, 64)),
 }  # fmt: skip
 IN_PLACE = {"gemm_transposed_add", "write_kv", "write_latents", "rope_write_kv", "adamw", "dequantize"}

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.ops.tree import tree_sum
 
 
 @dataclass(frozen=True)
@@ -42,4 +41,5 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, f: AdamWFactors) -> None:
 
 def square_sum(x: Tensor) -> Tensor:
     """The sum of squares of x (float32), a float64 scalar; squares of float32 are exact in float64."""
-    return tree_sum(torch.ops.lockstep.square_sums(x.detach().contiguous()))
+    total: Tensor = torch.ops.lockstep.square_sum(x.detach().contiguous())
+    return total

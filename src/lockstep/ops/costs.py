@@ -164,7 +164,7 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::gated": _per_element(6, "gate"),
     "lockstep::gated_backward": _per_element(14, "gate"),
     "lockstep::adamw": _per_element(14, "p"),
-    "lockstep::square_sums": _per_element(2, "x"),
+    "lockstep::square_sum": _per_element(2, "x"),
     "lockstep::column_sums": _per_element(1, "x"),
     "lockstep::log_sum_exp": _per_element(3, "logits"),
     "lockstep::log_softmax": _per_element(4, "logits"),

@@ -13,10 +13,9 @@ inline void adamw_op(Call& call) {
   adamw(data<float>(p), data<float>(g), data<float>(m), data<float>(v), p.numel(), f);
 }
 
-inline void square_sums_op(Call& call) {
+inline void square_sum_op(Call& call) {
   const Tensor& x = call.tensor(0);
-  Tensor sums = call.result({(x.numel() + SQUARE_BLOCK - 1) / SQUARE_BLOCK}, at::kDouble);
-  square_sums(data<float>(x), x.numel(), data<double>(sums));
+  *data<double>(call.result({}, at::kDouble)) = square_sum(data<float>(x), x.numel());
 }
 
 inline void dequantize_op(Call& call) {
@@ -33,7 +32,7 @@ inline void dequantize_op(Call& call) {
 
 inline void register_optimizer(torch::Library& m) {
   IN_PLACE(m, adamw);
-  OPERATOR(m, square_sums);
+  OPERATOR(m, square_sum);
   IN_PLACE(m, dequantize);
 }
 

@@ -123,8 +123,7 @@ struct AdamWFactors {
   float scale, beta1, rest1, beta2, rest2, root, eps, keep, lr;
 };
 void adamw(float* p, const float* g, float* m, float* v, int64_t count, const AdamWFactors& f);
-// sums[ceil(count / SQUARE_BLOCK)]: of squares, by block.
-void square_sums(const float* x, int64_t count, double* sums);
+double square_sum(const float* x, int64_t count);
 
 // --- weights (dequantize.cpp) ---
 // count values of a ggml format (by its number) from whole blocks; false for an unknown format.

@@ -2,7 +2,7 @@
 //
 // AdamW is elementwise: the operations of `plain.adamw`, one rounding each, in its order. The sum of squares of a
 // block of 65,536 elements is the binary tree that adds the second half onto the first until one value is left, in
-// double; a shorter block is padded with zeros to a power of two. Blocks are added by the same tree (in Python).
+// double; a shorter block is padded with zeros to a power of two. Blocks are added by the same tree.
 #include <algorithm>
 #include <vector>
 
@@ -46,6 +46,15 @@ void join_eight(const X* x, int64_t eighth, double* out) {
   }
 }
 
+// The rest of the tree, level by level.
+double join_all(double* sums, int64_t size) {
+  while (size > 1) {
+    size /= 2;
+    for (int64_t i = 0; i < size; i++) sums[i] = sums[i] + sums[i + size];
+  }
+  return sums[0];
+}
+
 double block_square_sum(const float* x, int64_t n, double* sums) {
   int64_t size = 8;
   while (size < n) size *= 2;
@@ -57,23 +66,24 @@ double block_square_sum(const float* x, int64_t n, double* sums) {
   }
   join_eight(x, size /= 8, sums);
   while (size >= 8) join_eight(sums, size /= 8, sums);
-  while (size > 1) {
-    size /= 2;
-    for (int64_t i = 0; i < size; i++) sums[i] = sums[i] + sums[i + size];
-  }
-  return sums[0];
+  return join_all(sums, size);
 }
 
 }  // namespace
 
-void square_sums(const float* x, int64_t count, double* sums) {
+double square_sum(const float* x, int64_t count) {
+  const int64_t blocks = (count + SQUARE_BLOCK - 1) / SQUARE_BLOCK;
+  int64_t size = 1;
+  while (size < blocks) size *= 2;
+  std::vector<double> sums(size);  // zero where there is no block
 #pragma omp parallel if (count > GRAIN)
   {
     std::vector<double> held(SQUARE_BLOCK / 8);
 #pragma omp for schedule(static)
-    for (int64_t b = 0; b < (count + SQUARE_BLOCK - 1) / SQUARE_BLOCK; b++)
+    for (int64_t b = 0; b < blocks; b++)
       sums[b] = block_square_sum(x + b * SQUARE_BLOCK, std::min(SQUARE_BLOCK, count - b * SQUARE_BLOCK), held.data());
   }
+  return join_all(sums.data(), size);
 }
 
 }  // namespace lockstep

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lockstep.ops.raw.define import define, same
-from lockstep.ops.tree import SQUARE_BLOCK
 
 
 @define(
@@ -19,10 +18,10 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, *factors: float) -> None:
         same(name, tensor.numel(), p.numel())
 
 
-@define("square_sums(Tensor x) -> Tensor")
-def square_sums(x: Tensor) -> Tensor:
-    """float64 [blocks]: the sums of squares of blocks of 65,536 elements."""
-    return x.new_empty(-(-x.numel() // SQUARE_BLOCK), dtype=torch.float64)
+@define("square_sum(Tensor x) -> Tensor")
+def square_sum(x: Tensor) -> Tensor:
+    """The sum of squares, a float64 scalar."""
+    return x.new_empty((), dtype=torch.float64)
 
 
 @define("dequantize(Tensor blocks, int kind, int size, int count, Tensor(a!) out) -> ()")
