@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 
-
 @dataclass(frozen=True)
 class AdamWFactors:
     """The scalars of one AdamW update (Loshchilov and Hutter, 2019), float64; each is rounded to float32 at use.
