@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.compile import Blockwise, Compiler, MicroBatch
@@ -12,6 +14,7 @@ from lockstep.memory.overlap import check
 from lockstep.model.lora import add_lora
 from lockstep.ops import operators
 from tests.compile.models import DTYPES, FAMILIES, batch, decoder, differentiate, eager, same
+from tests.threads import threads
 
 OPS = operators("bitwise")
 BATCHES = ([5, 17, 40], [1], [2, 2], [96])
@@ -42,6 +45,26 @@ def test_every_level_gives_the_same_bytes(family, dtype):
         routed = []
         hidden = blockwise(tokens, packed, routed)
         assert same(differentiate(made, OPS, hidden, targets, weights, 0.1, routed), expected)
+        assert same(run(program, made, lengths), expected)
+
+
+@pytest.fixture(scope="module", params=["gemma3", "qwen3_moe"])
+def compiled(request):
+    made, compiler = decoder(request.param), Compiler("O2")
+    return made, Blockwise(made, OPS, torch.bfloat16, compiler, 96), whole(made, compiler, torch.bfloat16)
+
+
+@settings(max_examples=8, deadline=None)
+@given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=3), count=st.sampled_from([1, 2, 4]))
+def test_any_batch_on_any_threads_gives_the_same_bytes(compiled, lengths, count):
+    made, blockwise, program = compiled
+    with threads(1):
+        expected = eager(made, OPS, torch.bfloat16, lengths)
+    tokens, targets, packed, weights = batch(lengths)
+    routed = []
+    with threads(count):
+        hidden = blockwise(tokens, packed, routed)
+        assert same(differentiate(made, OPS, hidden, targets, weights, routed=routed), expected)
         assert same(run(program, made, lengths), expected)
 
 
