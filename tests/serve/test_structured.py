@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import llguidance
 import numpy as np
@@ -144,6 +145,46 @@ def test_right_guesses_are_taken_within_a_structure(model):
     assert guessed.text == "abcabc" * 20
     assert engine.stats().steps < len(guessed.token_ids)
     assert engine.stats().right_guesses > 10
+
+
+def test_masks_are_computed_while_the_forward_pass_runs(model, monkeypatch):
+    engine = Engine(model, drafts=2, debug=True)
+    run, ready = engine._runner.run, []
+
+    def watched(step, rows):
+        hidden = run(step, rows)
+        asked = [guide._ahead for guide in engine._guides.values() if guide._ahead is not None]
+        wait(asked, timeout=30)  # whoever waited for the pass to end would not be done before it does
+        ready.append((len(asked), all(future.done() for future in asked)))
+        return hidden
+
+    monkeypatch.setattr(engine._runner, "run", watched)
+    (done,) = ask(engine, {"json": PERSON}, temperature=0.0)
+    assert fits(json.loads(done.text), PERSON)
+    assert len(ready) > 3
+    assert ready == [(1, True)] * len(ready)
+
+
+@given(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 4))
+@settings(deadline=None)
+def test_masks_known_ahead_are_those_of_a_guide_that_walks(engine, words, right):
+    """Whatever is guessed, and wherever the guesses stop to be what is drawn."""
+    pieces = ["a", "b", "ab", "{"]
+    ids = [engine.model.tokenizer.encode(piece)[0] for piece in pieces]
+    structure = StructuredOutputs(regex="[ab]{3,6}")
+    ahead, plain = engine.guides.guide(structure), engine.guides.guide(structure)
+    guesses = tuple(ids[word] for word in words)
+    with ThreadPoolExecutor(1) as helper:
+        ahead.look_ahead(guesses, helper)
+        for guess in (*guesses[:right], ids[0]):
+            mask = plain.allowed()
+            assert mask.tobytes() == ahead.allowed().tobytes()
+            token = guess if mask[guess] else int(mask.argmax())
+            plain.accept(token)
+            ahead.accept(token)
+            assert plain.finished == ahead.finished
+            if plain.finished or token != guess:
+                break
 
 
 def test_the_mask_comes_before_top_k_and_top_p():

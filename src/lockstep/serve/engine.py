@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Literal
@@ -89,6 +90,7 @@ class Engine:
         self._streams: dict[int, OutputStream] = {}
         self._guides: dict[int, Guide] = {}
         """Of the sequences with structured output."""
+        self._masks = ThreadPoolExecutor(1, "masks")
         self._uids, self._requests = count(), count()
         self._steps = self._computed = self._guessed = self._right = 0
         self._debug = debug
@@ -165,6 +167,7 @@ class Engine:
         step = self._scheduler.schedule()
         if step.chunks:
             rows, plan = readings(step, self._sequences)
+            self._look_ahead(plan)
             logits = self._runner.run(step, rows)
             self._steps += 1
             self._computed += step.tokens
@@ -227,6 +230,13 @@ class Engine:
         now = time.monotonic()
         late = [s for s in self._sequences.values() if s.deadline is not None and s.deadline <= now]
         return [self._finish(sequence, "timeout") for sequence in late]
+
+    def _look_ahead(self, plan: list[Reading]) -> None:
+        """Let the masks of structured output be computed while the forward pass runs."""
+        for reading in plan:
+            guide = self._guides.get(reading.sequence.uid)
+            if guide is not None and reading.draft is not None:
+                guide.look_ahead(reading.draft, self._masks)
 
     def _read(self, plan: list[Reading], logits: Tensor) -> list[Output]:
         """Score prompt tokens and draw the next ones from the rows of logits."""

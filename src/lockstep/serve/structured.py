@@ -2,12 +2,14 @@
 
 The grammars are llguidance's (https://github.com/guidance-ai/llguidance), compiled once for each structure. A guide
 walks with one choice: it depends on the tokens drawn alone, so batching, preemption and guesses do not change it.
+What a step's draws need is computed on a thread beside its forward pass (llguidance lets other threads run).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -87,21 +89,56 @@ class Guide:
     def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._guesses: tuple[int, ...] = ()
+        self._ahead: Future[list[Allowed]] | None = None
+        self._known: list[Allowed] = []
+        """The masks of the next draw and of those after it, as long as the guesses are drawn."""
+
+    def look_ahead(self, guesses: tuple[int, ...], helper: Executor) -> None:
+        """Begin to compute on another thread what `allowed` will give next, and after each guess.
+
+        Until the next `allowed` nothing else may be asked of the guide: the thread has its matcher.
+        """
+        if self._ahead is None:
+            self._guesses, self._known = guesses, []
+            self._ahead = helper.submit(self._masks, guesses)
 
     def allowed(self) -> Allowed:
         """bool [V]: the tokens that may come next, the end tokens among them once the text is complete.
 
         Raises GuideStuck when there are none.
         """
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
-        if self._matcher.is_error() or not mask.any():
-            said = _first_line(self._matcher.get_error()) or "no token of this vocabulary can go on"
-            raise GuideStuck(f"the structure cannot be followed any further ({said}): ask for a simpler one.")
-        return mask
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            self._known = ahead.result()
+        return self._known.pop(0) if self._known else self._mask(self._matcher)
 
     def accept(self, token: int) -> None:
+        if self._guesses[:1] != (token,):
+            self._known = []
+        self._guesses = self._guesses[1:]
         self._matcher.consume_token(token)
+
+    def _masks(self, guesses: tuple[int, ...]) -> list[Allowed]:
+        """The first mask, and one more after each guess, up to the first guess that the structure does not allow."""
+        masks = [self._mask(self._matcher)]
+        walker = self._matcher.deep_copy() if guesses else self._matcher
+        for guess in guesses:
+            if not masks[-1][guess] or not walker.consume_token(guess) or walker.is_stopped():
+                break
+            try:
+                masks.append(self._mask(walker))
+            except GuideStuck:  # it counts only when the guess is drawn: then it is met again
+                break
+        return masks
+
+    def _mask(self, matcher: llguidance.LLMatcher) -> Allowed:
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+        if matcher.is_error() or not mask.any():
+            said = _first_line(matcher.get_error()) or "no token of this vocabulary can go on"
+            raise GuideStuck(f"the structure cannot be followed any further ({said}): ask for a simpler one.")
+        return mask
 
     @property
     def finished(self) -> bool:
