@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep import sources
 from lockstep.compile import Blockwise, Cache, Compiler, cache
 from lockstep.compile.cache import entries
 from lockstep.compile.halves import halves_from
@@ -84,7 +85,7 @@ def test_a_damaged_entry_is_compiled_again_with_one_line(tmp_path, damage):
 def test_an_entry_of_other_sources_is_compiled_again_with_one_line(tmp_path, monkeypatch):
     notes: list[str] = []
     compiled(tmp_path, notes)
-    monkeypatch.setattr(cache, "_maker", lambda: "lockstep 9.9, sources 123")
+    monkeypatch.setattr(cache, "made_by", lambda *rooms: "lockstep 9.9, sources 123")
     _, compiler = compiled(tmp_path, notes)
     assert not compiler.reports[0].cached
     assert len(notes) == 1
@@ -104,18 +105,18 @@ def test_another_torch_or_device_class_is_another_entry(tmp_path, monkeypatch, w
 
 
 def test_the_sources_of_every_room_count(monkeypatch, tmp_path):
-    cache._maker.cache_clear()
-    before = cache._maker()
-    for room in ("compile", "memory", "model", "ops"):
+    rooms = ("compile", "memory", "model", "ops")
+    for room in rooms:
         (tmp_path / room).mkdir()
         (tmp_path / room / "a.py").write_text("x = 1")
-    monkeypatch.setattr(cache.lockstep, "__file__", str(tmp_path / "__init__.py"))
-    found = {before}
-    for room in ("compile", "memory", "model", "ops"):
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "sources.py"))
+    sources.made_by.cache_clear()
+    found = {sources.made_by(*cache._SOURCES)}
+    for room in rooms:
         (tmp_path / room / "a.py").write_text("x = 2")
-        cache._maker.cache_clear()
-        found.add(cache._maker())
-    cache._maker.cache_clear()
+        sources.made_by.cache_clear()
+        found.add(sources.made_by(*cache._SOURCES))
+    sources.made_by.cache_clear()
     assert len(found) == 5
 
 

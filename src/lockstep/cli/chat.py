@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from lockstep.errors import LockstepError
 if TYPE_CHECKING:
     from lockstep.serve import Engine, SamplingParams
 
+log = logging.getLogger("lockstep")
 Messages = list[dict[str, str]]
 
 
@@ -30,11 +32,11 @@ def chat(
 ) -> None:
     """Chat with a model; each line of a piped stdin is one turn."""
     with heavy_imports():
-        from lockstep.model import load
+        from lockstep.model import PackedCache, load
         from lockstep.serve import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    engine = Engine(load(model, dtype=dtype, numerics=numerics))
+    engine = Engine(load(model, dtype=dtype, numerics=numerics, packed=PackedCache(log.info)))
     history: Messages = [] if system is None else [{"role": "system", "content": system}]
     if message is not None:
         _turn(engine, history, message, params)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,8 @@ from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
     from lockstep.serve import Completion, SamplingParams
+
+log = logging.getLogger("lockstep")
 
 
 def generate(
@@ -37,7 +40,7 @@ def generate(
 ) -> None:
     """Complete prompts and print the text."""
     with heavy_imports():
-        from lockstep.model import load
+        from lockstep.model import PackedCache, load
         from lockstep.serve import Engine
 
     if bool(prompt) == (input is not None):
@@ -48,7 +51,7 @@ def generate(
     }  # fmt: skip
     rows = [{"prompt": text} for text in prompt] if prompt else _rows(input)
     params = [_params(row, defaults, i) for i, row in enumerate(rows, 1)]
-    engine = Engine(load(model, dtype=dtype, numerics=numerics))
+    engine = Engine(load(model, dtype=dtype, numerics=numerics, packed=PackedCache(log.info)))
     completions = engine.generate([row["prompt"] for row in rows], params)
     if output is None and not as_json and input is None:
         for completion in completions:

@@ -14,16 +14,14 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-import lockstep
 from lockstep.compile.halves import Halves, halves_from
 from lockstep.ops import build
 from lockstep.ops.device_class import device_class
+from lockstep.sources import made_by
 
 _SOURCES = ("compile", "memory", "model", "ops")
 """Rooms whose sources decide what a recipe says."""
@@ -51,7 +49,7 @@ class Cache:
     def store(self, key: str, halves: Halves, note: Note) -> None:
         """Keep an entry. A disk that refuses costs a line, not the run."""
         body = json.dumps(halves.tree(), separators=(",", ":"))
-        head = json.dumps({"made_by": _maker(), "key": key, "sha256": _hash(body)})
+        head = json.dumps({"made_by": made_by(*_SOURCES), "key": key, "sha256": _hash(body)})
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(prefix="new-", dir=self.directory)
@@ -90,7 +88,7 @@ def _read(path: Path, key: str) -> Halves:
     try:
         head, _, body = path.read_text(encoding="utf-8").partition("\n")
         about = json.loads(head)
-        if about["made_by"] != _maker():
+        if about["made_by"] != made_by(*_SOURCES):
             raise _Refused("it was made by other sources of Lockstep")
         if about["key"] != key or about["sha256"] != _hash(body):
             raise _Refused("it is damaged")
@@ -101,17 +99,6 @@ def _read(path: Path, key: str) -> Halves:
         raise _Refused(f"it cannot be read ({error.strerror or error})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _Refused("it is damaged") from error
-
-
-@lru_cache
-def _maker() -> str:
-    """Our version and a hash of the sources."""
-    digest, package = hashlib.sha256(), Path(lockstep.__file__).parent
-    for room in _SOURCES:
-        for file in sorted((package / room).rglob("*")):
-            if file.suffix in (".py", ".cpp", ".h"):
-                digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
-    return f"lockstep {version('lockstep')}, sources {digest.hexdigest()[:16]}"
 
 
 def _hash(text: str) -> str:

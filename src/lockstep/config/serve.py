@@ -64,6 +64,9 @@ class ServeConfig(Section):
     draft_model: str | None = None
     """A small model of the same vocabulary that guesses: a directory, a GGUF file or an alias. Its keys and values
     are part of kv_memory."""
+    weight_cache: Annotated[str, AfterValidator(_is_size)] = "16GiB"
+    """Disk for weights as the products read them, so that a second start packs nothing (`lockstep cache ls`); the
+    least recently used models go first. 0: keep none."""
     default_max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Tokens a chat request without max_tokens may generate (text completions: 16, as OpenAI's)."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None

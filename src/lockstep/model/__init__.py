@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from lockstep.model.model import Model as Model
     from lockstep.model.tokenizer import Tokenizer as Tokenizer
     from lockstep.model.tokenizer import train_bpe as train_bpe
+    from lockstep.model.weights.packed import PackedCache as PackedCache
 
 _FILES = {
-    "FAMILIES": "families", "Decoder": "decoder", "Model": "model", "Tokenizer": "tokenizer", "load": "loading",
-    "random_decoder": "init", "train_bpe": "tokenizer",
+    "FAMILIES": "families", "Decoder": "decoder", "Model": "model", "PackedCache": "weights.packed",
+    "Tokenizer": "tokenizer", "load": "loading", "random_decoder": "init", "train_bpe": "tokenizer",
 }  # fmt: skip
 """Where each public name lives. It is imported when asked for: a tokenizer has no use for torch."""
 
-__all__ = ["FAMILIES", "Decoder", "Model", "Tokenizer", "load", "random_decoder", "train_bpe"]
+__all__ = ["FAMILIES", "Decoder", "Model", "PackedCache", "Tokenizer", "load", "random_decoder", "train_bpe"]
 
 
 def __getattr__(name: str) -> Any:

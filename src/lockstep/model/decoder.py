@@ -127,6 +127,11 @@ class Decoder(nn.Module):
                 module.prepare(ops, dtype)
         self._head_cache.fill(self.head_weight, ops, dtype)
 
+    def packed_names(self) -> list[str]:
+        """The parameters that a prepared decoder reads in their packed form alone."""
+        modules = self.named_modules()
+        return [f"{name}.weight" for name, module in modules if isinstance(getattr(module, "cache", None), WeightCache)]
+
 
 class Embedding(nn.Module):
     """weight [V, D]."""

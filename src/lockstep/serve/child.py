@@ -76,12 +76,13 @@ def main() -> None:
 
 def build(spec: EngineSpec) -> Engine:
     """The engine that a spec describes."""
-    from lockstep.model import load
+    from lockstep.model import PackedCache, load
     from lockstep.serve.engine import Engine
 
     draft = spec.draft_model
+    packed = PackedCache(log.info, spec.weight_cache) if spec.weight_cache else None
     engine = Engine(
-        load(spec.model, dtype=spec.dtype, numerics=spec.numerics),
+        load(spec.model, dtype=spec.dtype, numerics=spec.numerics, packed=packed),
         kv_memory=spec.kv_memory,
         kv_dtype=spec.kv_dtype,
         max_batch_tokens=spec.max_batch_tokens,
@@ -90,7 +91,7 @@ def build(spec: EngineSpec) -> Engine:
         prefix_cache=spec.prefix_cache,
         level=spec.level,
         drafts=spec.drafts,
-        draft_model=None if draft is None else load(draft, dtype=spec.dtype, numerics=spec.numerics),
+        draft_model=None if draft is None else load(draft, dtype=spec.dtype, numerics=spec.numerics, packed=packed),
         debug=spec.log_level == "debug",
     )
     if spec.weights is not None:

@@ -40,6 +40,8 @@ class EngineSpec(Message, frozen=True):
     log_level: str = "info"
     """debug: the engine checks its page accounts after every step."""
     weights: str | None = None
+    weight_cache: int = 0
+    """Bytes of the disk for packed weights."""
 
 
 class Submit(Message, frozen=True):

@@ -1,1 +1,1 @@
-"""List or clear what is kept between runs: built kernels and compiled programs."""
+"""List or clear what is kept between runs: built kernels, compiled programs and packed weights."""

@@ -13,15 +13,19 @@ from lockstep.cli.imports import heavy_imports
 def clear(
     programs: Annotated[bool, typer.Option("--programs", help="Only compiled programs.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Only built kernels.")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="Only packed weights.")] = False,
 ) -> None:
-    """Remove compiled programs and built kernels (both, or the kind that is named)."""
+    """Remove compiled programs, built kernels and packed weights (all, or the kinds that are named)."""
     with heavy_imports():
         from lockstep.compile.cache import programs_dir
+        from lockstep.model.weights.packed import packed_dir
         from lockstep.ops import build
 
-    both, built = programs == kernels, build.cache_dir()
-    chosen = [programs_dir()] if programs or both else []
-    for directory in [*chosen, *([built, built.parent / "objects"] if kernels or both else [])]:
+    every, built = not (programs or kernels or weights), build.cache_dir()
+    chosen = [programs_dir()] if programs or every else []
+    chosen += [built, built.parent / "objects"] if kernels or every else []
+    chosen += [packed_dir()] if weights or every else []
+    for directory in chosen:
         count = sum(1 for path in directory.glob("*") if path.suffix != ".lock")
-        shutil.rmtree(directory, ignore_errors=True)  # a running process keeps the library that it has loaded
+        shutil.rmtree(directory, ignore_errors=True)  # a running process keeps what it has loaded
         typer.echo(f"removed {count} entries of {directory}")

@@ -10,9 +10,10 @@ from lockstep.cli.imports import heavy_imports
 
 
 def ls() -> None:
-    """List built kernels and compiled programs, with their sizes."""
+    """List built kernels, compiled programs and packed weights, with their sizes."""
     with heavy_imports():
         from lockstep.compile.cache import entries, programs_dir
+        from lockstep.model.weights import packed
         from lockstep.ops import build
 
     kernels = build.cache_dir()
@@ -24,6 +25,10 @@ def ls() -> None:
     typer.echo(f"programs  {programs_dir()}  {amount(sum(size for *_, size in programs))}")
     for path, stage, size in programs:
         typer.echo(f"  {path.stem:40s} {amount(size):>10s}  {stage}")
+    weights = list(packed.entries(packed.packed_dir()))
+    typer.echo(f"weights   {packed.packed_dir()}  {amount(sum(size for *_, size in weights))}")
+    for path, model, size in weights:
+        typer.echo(f"  {path.stem:40s} {amount(size):>10s}  {model}")
 
 
 def size_of(path: Path) -> int:

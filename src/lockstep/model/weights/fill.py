@@ -18,21 +18,23 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its shape, and how to read it (a view of the mapped file where that is possible)."""
+    """A tensor in a file: its shape, and how to read it. view: that gives a view of the mapped file, made at once."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
+    view: bool = False
 
 
 def fill(
     decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], dtype: torch.dtype, source: str
-) -> None:
+) -> set[str]:
     """Give every parameter of a decoder its stored tensor, in dtype; no copy where it has that dtype already.
 
-    names: our parameter name -> name in the file.
+    names: our parameter name -> name in the file. Gives the names of those that are no views of a mapped file.
     LockstepError where a tensor is missing, unknown, or of another shape than the configuration says.
     """
     check_fit(decoder, found, names, source)
+    made: set[str] = set()
     for prefix, module in decoder.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
@@ -44,7 +46,10 @@ def fill(
                         "give the model in bfloat16, float16 or float32"
                     )
                 kept = torch.float32 if leaf in getattr(module, "float32", ()) else dtype
+                if tensor.dtype != kept or not found[name].view:
+                    made.add(f"{prefix}.{leaf}")
                 setattr(module, leaf, nn.Parameter(tensor.to(kept), requires_grad=parameter.requires_grad))
+    return made
 
 
 def check_fit(decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], source: str) -> None:

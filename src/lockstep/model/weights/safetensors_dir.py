@@ -24,7 +24,7 @@ def read_safetensors(directory: Path) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for file in _files(directory):
         for name, tensor in _open(file).items():
-            found[name] = Stored(tuple(tensor.shape), partial(_same, tensor))
+            found[name] = Stored(tuple(tensor.shape), partial(_same, tensor), view=True)
     return found
 
 
