@@ -30,8 +30,25 @@ class MicroBatch(Protocol):
     def packed(self) -> Packed: ...
 
 
-Work = tuple[Tensor, Callable[[], Tensor]]
-"""A weight, and what computes its gradient."""
+class Work(Protocol):
+    """How this rank's groups compute the micro-batches of one step; the three come in this order for each pair of group
+    and micro-batch. `Eager` (operator by operator) is one."""
+
+    def forward(self, group: int, m: int, x: Tensor | None) -> Tensor | None:
+        """x: the stream from the group before, which is kept; None for the first, which embeds. Returns the stream for
+        the next group; None from the last, which ends in the objective."""
+
+    def backward(self, group: int, m: int, slope: Tensor | None) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """slope: the gradient of the stream that was returned; None for the last group. Returns that of x (None from
+        the first group) and the gradients of parameters that are there by now."""
+
+    def weights(self, group: int, m: int) -> dict[str, Tensor]:
+        """The gradients of all other parameters; a parameter that has none is left out."""
+
+    def close(self) -> None:
+        """Everything was taken."""
+
+
 Finish = Callable[[int, Tensor], Tensor]
 """(micro-batch, hidden [T, D] after the final norm) -> the objective, a scalar with gradient"""
 Put = Callable[[str, int, Tensor], None]
@@ -70,9 +87,12 @@ class Pipeline:
         self.current: Step | None = None
         """The step that is being done: for whoever watches."""
 
-    def step(self, batches: Sequence[MicroBatch], finish: Finish, put: Put) -> None:
-        """Forward and backward of all micro-batches. Gradients of the parameters that this rank owns go to ``put``."""
-        run = _Run(self, batches, finish, put)
+    def step(self, batches: Sequence[MicroBatch], finish: Finish, put: Put, work: Work | None = None) -> None:
+        """Forward and backward of all micro-batches. Gradients of the parameters that this rank owns go to ``put``.
+
+        work: computes in the place of operators one by one (then nothing calls ``finish``).
+        """
+        run = _Run(self, batches, work or Eager(self, batches, finish), put)
         for step in self.table.rows[self.axis.index]:
             for part in step.parts:
                 run.do(part)
@@ -86,7 +106,8 @@ class Pipeline:
             for _ in range(self.table.stages)
         )
         table = Table("forward", self.table.stages, len(batches), self.table.chunks, self.table.placement, rows)
-        run = _Run(self, batches, finish, lambda name, micro_batch, gradient: None, _forward_letters(table))
+        work = Eager(self, batches, finish)
+        run = _Run(self, batches, work, lambda name, micro_batch, gradient: None, _forward_letters(table))
         for step in rows[self.axis.index]:
             run.do(step)
         run.close()
@@ -99,15 +120,14 @@ class _Run:
         self,
         line: Pipeline,
         batches: Sequence[MicroBatch],
-        finish: Finish,
+        work: Work,
         put: Put,
         order: dict[tuple[int, int], list[Letter]] | None = None,
     ) -> None:
-        self.line, self.batches, self.finish, self.put = line, batches, finish, put
+        self.line, self.batches, self.work, self.put = line, batches, work, put
         self.rows: dict[int, Tensor] = {}  # the tokens of a micro-batch, each once: rows of the embedding's gradient
         self.mail = Mailbox(line.axis, line.order if order is None else order, self._shape)
-        self.graph: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (group, micro-batch): input and output
-        self.due: dict[tuple[int, int], tuple[dict[str, Tensor], list[Work]]] = {}  # what W has left to do
+        self.early: dict[tuple[int, int], dict[str, Tensor]] = {}  # (group, micro-batch): gradients that B gave
         self.half: dict[int, Tensor] = {}  # of a tied embedding: one of the two uses' gradients
 
     def do(self, step: Step) -> None:
@@ -126,49 +146,29 @@ class _Run:
         for m in sorted(self.half):
             self._tied(m, self._dense(m, self.mail.take(Letter("tied", m, 0))))
         self.mail.close()
-        left = [*self.graph, *self.due, *self.half]
+        self.work.close()
+        left = [*self.early, *self.half]
         assert not left, f"a table does every step once, and {left} were left"
 
     def _forward(self, group: int, m: int) -> None:
-        line, batch = self.line, self.batches[m]
-        ops = line.ops if torch.is_grad_enabled() else line.plain
-        if group == 0:
-            x = line.decoder.start(ops, batch.tokens, line.dtype)
-        else:
-            x = self.mail.take(Letter("x", m, group - 1)).detach().requires_grad_(torch.is_grad_enabled())
-        layers, rope = line.stages.layers[group], line.decoder.rope_tables(batch.packed)
-        y = line.decoder.blocks(ops, x, batch.packed, rope, layers, None, line.dtype, line.call)
-        if group == line.stages.groups - 1:
-            y = self.finish(m, line.decoder.norm(ops, y, line.dtype))
-        else:
-            self.mail.send(Letter("x", m, group), y.detach())
-        if torch.is_grad_enabled():
-            self.graph[group, m] = x, y
+        y = self.work.forward(group, m, None if group == 0 else self.mail.take(Letter("x", m, group - 1)))
+        if y is not None:
+            self.mail.send(Letter("x", m, group), y)
 
     def _backward(self, group: int, m: int) -> None:
         line = self.line
-        x, y = self.graph.pop((group, m))
         last = group == line.stages.groups - 1
-        gradient = None if last else self.mail.take(Letter("dx", m, group + 1))
-        if y.requires_grad:
-            torch.autograd.backward(y, gradient)
-        if group > 0:
-            assert x.grad is not None
-            self.mail.send(Letter("dx", m, group), x.grad)
-        found = {}
-        for name in line.of_group[group]:
-            parameter = line.parameters[name]
-            if parameter.grad is not None:
-                found[name], parameter.grad = parameter.grad, None
-        self.due[group, m] = found, line.queue.take()
+        dx, found = self.work.backward(group, m, None if last else self.mail.take(Letter("dx", m, group + 1)))
+        if dx is not None:
+            self.mail.send(Letter("dx", m, group), dx)
         if group == 0 and line.shared and TIED not in line.owns:
             self.mail.send(Letter("tied", m, 0), found.pop(TIED)[self._tokens(m)])
+        self.early[group, m] = found
 
     def _weights(self, group: int, m: int) -> None:
         line = self.line
-        found, work = self.due.pop((group, m))
-        for weight, gradient in work:
-            name, value = line.names[id(weight)], gradient()
+        found = self.early.pop((group, m))
+        for name, value in self.work.weights(group, m).items():
             found[name] = found[name].add_(value) if name in found else value
         for name in line.of_group[group]:
             if name not in line.owns:
@@ -205,6 +205,50 @@ class _Run:
         batch, width = self.batches[letter.micro_batch], self.line.decoder.config.hidden_size
         rows = self._tokens(letter.micro_batch) if letter.kind == "tied" else batch.tokens
         return len(rows), width
+
+
+class Eager:
+    """Groups through autograd: each one's graph is cut out of the model's at its input, where values pass unchanged."""
+
+    def __init__(self, line: Pipeline, batches: Sequence[MicroBatch], finish: Finish) -> None:
+        self.line, self.batches, self.finish = line, batches, finish
+        self.graph: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (group, micro-batch): input and output
+        self.due: dict[tuple[int, int], list[tuple[Tensor, Callable[[], Tensor]]]] = {}  # what W has left to do
+
+    def forward(self, group: int, m: int, x: Tensor | None) -> Tensor | None:
+        line, batch, recorded = self.line, self.batches[m], torch.is_grad_enabled()
+        ops = line.ops if recorded else line.plain
+        x = line.decoder.start(ops, batch.tokens, line.dtype) if x is None else x.detach().requires_grad_(recorded)
+        layers, rope = line.stages.layers[group], line.decoder.rope_tables(batch.packed)
+        y = line.decoder.blocks(ops, x, batch.packed, rope, layers, None, line.dtype, line.call)
+        last = group == line.stages.groups - 1
+        if last:
+            y = self.finish(m, line.decoder.norm(ops, y, line.dtype))
+        if recorded:
+            self.graph[group, m] = x, y
+        return None if last else y.detach()
+
+    def backward(self, group: int, m: int, slope: Tensor | None) -> tuple[Tensor | None, dict[str, Tensor]]:
+        line = self.line
+        x, y = self.graph.pop((group, m))
+        if y.requires_grad:
+            torch.autograd.backward(y, slope)
+        found = {}
+        for name in line.of_group[group]:
+            parameter = line.parameters[name]
+            if parameter.grad is not None:
+                found[name], parameter.grad = parameter.grad, None
+        self.due[group, m] = line.queue.take()
+        assert group == 0 or x.grad is not None
+        return (x.grad if group > 0 else None), found
+
+    def weights(self, group: int, m: int) -> dict[str, Tensor]:
+        work = [(self.line.names[id(weight)], gradient) for weight, gradient in self.due.pop((group, m))]
+        return {name: gradient() for name, gradient in work}
+
+    def close(self) -> None:
+        left = [*self.graph, *self.due]
+        assert not left, f"a table does every step once, and {left} were left"
 
 
 def _forward_letters(table: Table) -> dict[tuple[int, int], list[Letter]]:
