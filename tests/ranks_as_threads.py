@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +21,22 @@ class _Done:
 
 
 class _Get:
-    def __init__(self, line: queue.Queue[Tensor], out: Tensor) -> None:
-        self._line, self._out = line, out
+    """A receive. Those of one sender are filled in the order in which they were begun, whichever is waited for."""
+
+    def __init__(self, line: queue.Queue[Tensor], begun: deque[_Get], out: Tensor) -> None:
+        self._line, self._begun, self._out, self._done = line, begun, out, False
+        begun.append(self)
 
     def wait(self) -> None:
+        while not self._done:
+            self._begun.popleft()._fill()
+
+    def _fill(self) -> None:
         found = self._line.get(timeout=60)
         assert found.shape == self._out.shape
         assert found.dtype == self._out.dtype
         self._out.copy_(found)
+        self._done = True
 
 
 class ThreadTransport:
@@ -35,6 +44,7 @@ class ThreadTransport:
 
     def __init__(self, rank: int, size: int, lines: dict[tuple[int, int], queue.Queue[Tensor]]) -> None:
         self.rank, self.size, self._lines = rank, size, lines
+        self._begun: dict[int, deque[_Get]] = {source: deque() for source in range(size)}
 
     def send(self, tensor: Tensor, to: int) -> Pending:
         assert tensor.is_contiguous()
@@ -42,7 +52,7 @@ class ThreadTransport:
         return _Done()
 
     def receive(self, out: Tensor, source: int) -> Pending:
-        return _Get(self._lines[source, self.rank], out)
+        return _Get(self._lines[source, self.rank], self._begun[source], out)
 
 
 def on_threads(shape: MeshShape, work: Callable[[Mesh], Any]) -> list[Any]:

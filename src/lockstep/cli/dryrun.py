@@ -27,6 +27,7 @@ def dryrun(
         from lockstep.train.closed_form import closed_form, of_config, of_plan
         from lockstep.train.dryrun import dry_run, model_config, plan_config
         from lockstep.train.dryrun_report import dry_run_json, dry_run_text
+        from lockstep.train.level_report import level_reports, levels_text
     if plan is not None:
         if what is not None:
             raise LockstepError(f"dryrun {what} --plan {plan}: the plan says which model; leave out {what}")
@@ -45,4 +46,9 @@ def dryrun(
         except NotRunError as why:
             typer.echo(closed_form(why, of_config(config, shape, why), rank, as_json))
             return
-    typer.echo(dry_run_json(found) if as_json else dry_run_text(found))
+    asked = ("O1", "O2") if plan is not None else tuple({config.compile.level} - {"O0"})
+    levels = level_reports(config, shape, rank, asked)
+    if as_json:
+        typer.echo(dry_run_json(found, levels))
+    else:
+        typer.echo("\n".join([dry_run_text(found), *([levels_text(levels)] if levels else [])]))

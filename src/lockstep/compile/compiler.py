@@ -67,7 +67,7 @@ class Compiler:
     def compile(self, stage: Stage) -> Halves:
         """The recipes of a stage. CannotCompile where it does something that a graph cannot hold."""
         options = [*(step.name for step in self.passes), self.recompute.mode]
-        key = key_text([stage.key, stage.whole, options])
+        key = key_text([stage.key, stage.whole, stage.early, options])
         if key not in self._done:
             report = StageReport(stage.name)
             self._done[key] = self._from_cache(key, report) or self._captured(stage, key, report)
@@ -122,7 +122,7 @@ class Compiler:
         if self.keep_graphs and rows == MORE:
             report.after = joint.module
         with _timed(report, "lower"):
-            return split(joint)
+            return split(joint, stage.early)
 
 
 def key_text(key: Any) -> str:

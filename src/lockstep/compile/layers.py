@@ -46,18 +46,27 @@ def compiled_layers(
     dtype: torch.dtype,
     compiler: Compiler,
     routed: bool = False,
+    only: range | None = None,
+    wanted: bool | None = None,
+    deferring: bool = False,
 ) -> list[Layer]:
-    """Every block of a decoder, compiled for batches of this kind; with gradients where they are recorded. routed:
-    what routers did is a result too."""
+    """Every block of a decoder, compiled for batches of this kind; with gradients where they are recorded.
+
+    routed: what routers did is a result too. only: these layers. wanted: whether the gradient of the first one's input
+    is (by default where an embedding before it trains). deferring: gradients of weights have a recipe of their own.
+    """
     full, sliding = decoder.rope_tables(batch)
-    wanted = torch.is_grad_enabled() and decoder.embed.weight.requires_grad
+    if wanted is None:
+        wanted = torch.is_grad_enabled() and decoder.embed.weight.requires_grad
     found = []
-    for i, block in enumerate(decoder.layers):
+    for i in only or range(len(decoder.layers)):
+        block = decoder.layers[i]
         assert isinstance(block, Block)
         slides = decoder.config.slides(i)
         table = sliding if slides else full
         stage = block_stage(block, ops, batch, table, None if cache is None else cache[i], dtype, wanted, routed)
-        layer = Layer(block, compiler.compile(stage), leaves(block, ops, dtype), wanted, slides)
+        halves = compiler.compile(stage.deferring() if deferring else stage)
+        layer = Layer(block, halves, leaves(block, ops, dtype), wanted, slides)
         found.append(layer)
         wanted = wanted or bool(layer.trained)
     return found

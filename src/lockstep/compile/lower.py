@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from lockstep.compile.recipe import ITEMSIZE, Call, NotAffine, Place, Recipe, Scratch, View, Workspace
-from lockstep.memory.effects import Storage, is_view, storage, written
+from lockstep.memory.effects import Storage, is_collective, is_view, is_wait, storage, written
 
 aten = torch.ops.aten
 
@@ -93,9 +93,13 @@ class _Lowering:
         """The calls of one node: none for views, tuple elements and empty tensors."""
         if node.op == "get_attr":
             return self._constant_tensor(node)
-        if node.op != "call_function" or node.target is operator.getitem or is_view(node):
+        if node.op != "call_function" or node.target is operator.getitem:
             return None
         target = node.target
+        if is_wait(node) and isinstance(target, OpOverload):
+            return self._wait(node, target)
+        if is_view(node):
+            return None
         if not isinstance(target, OpOverload):
             raise NotAffine(f"{node.name} calls {target}, which is no operator")
         kind = target.overloadpacket.__name__ if target.namespace == "aten" else ""
@@ -151,13 +155,13 @@ class _Lowering:
         )
 
     def _operator(self, node: Node, target: OpOverload) -> None:
-        schema = target._schema
-        given = [_argument(node, i, a) for i, a in enumerate(schema.arguments)]
-        arguments = [self._value(value, str(a.type)) for value, a in zip(given, schema.arguments, strict=True)]
+        schema, arguments = target._schema, self._arguments(node, target)
         if written(node) or not schema.returns:
             return self._call(_name(target), arguments)
         outs = self._results(node, len(schema.returns))
         form = out_form(target)
+        if form is None and is_collective(node):
+            raise NotAffine(f"{node.name} is a collective that cannot write into given memory")
         if form is None:
             return self._call(_name(target), arguments, outs)
         names = [a.name for a in form._schema.arguments]
@@ -165,8 +169,25 @@ class _Lowering:
         rest = iter(outs)
         return self._call(_name(form), [places[n] if n in places else next(rest) for n in names])
 
+    def _arguments(self, node: Node, target: OpOverload) -> list[int]:
+        """The slots of an operator's arguments."""
+        given = [(_argument(node, i, a), a) for i, a in enumerate(target._schema.arguments)]
+        named = is_collective(node)  # a group's name is another one in every process
+        return [
+            self._text(f"g{value}") if named and a.name == "group" else self._value(value, str(a.type))
+            for value, a in given
+        ]
+
+    def _wait(self, node: Node, target: OpOverload) -> None:
+        """Wait for a collective, whose result lies in its place then; what it sends is read until then."""
+        sent = [self._tensor(source) for source in storage(node)[0].all_input_nodes]
+        self._call(_name(target), self._arguments(node, target), reads=sent)
+
     def _results(self, node: Node, count: int) -> list[int]:
         """The views that an operator's results are written through."""
+        if isinstance(node.meta["val"], list) and count == 1:  # one result, a list of tensors
+            parts = [self._result(node, i, value) for i, value in enumerate(node.meta["val"])]
+            return [self._text("t" + ",".join(map(str, parts)))]
         if count == 1 and isinstance(node.meta["val"], Tensor):
             return [self._tensor(node)]
         return [self._result(node, i, value) for i, value in enumerate(node.meta["val"][:count])]
@@ -207,10 +228,11 @@ class _Lowering:
     def _copy(self, target: int, source: int) -> None:
         self._call("aten::copy_", [target, source, self._constant(False)])
 
-    def _call(self, name: str, arguments: list[int], results: Sequence[int] = ()) -> None:
+    def _call(self, name: str, arguments: list[int], results: Sequence[int] = (), reads: Sequence[int] = ()) -> None:
+        """One call. reads: what else must still be there when it is made."""
         at = len(self.calls)
         bases = list(self.views)
-        for argument in self._members([*arguments, *results]):
+        for argument in self._members([*arguments, *results, *reads]):
             if argument // _KIND == _VIEW:
                 base = bases[argument % _KIND][0]
                 if not isinstance(base, int):

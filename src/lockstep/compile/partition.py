@@ -10,11 +10,12 @@ from lockstep.compile.lower import lower
 from lockstep.memory.effects import Storage, is_view, storage, written
 
 
-def split(joint: Joint) -> Halves:
+def split(joint: Joint, early: int | None = None) -> Halves:
     """Cut where the outputs of the function end: the forward is what they need, the backward everything else.
 
-    Where no gradient comes in (a function without gradients, or with its whole backward pass inside) there is one
-    recipe. Views are made again on the other side; only storages are saved. NotAffine for what cannot be lowered.
+    early: how many gradients the backward gives; what only the others need is a third part, to be run later. Where no
+    gradient comes in (a function without gradients, or with its whole backward pass inside) there is one recipe. Views
+    are made again on the other side; only storages are saved. NotAffine for what cannot be lowered.
     """
     nodes = list(joint.module.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]
@@ -32,12 +33,21 @@ def split(joint: Joint) -> Halves:
     used = tuple(i for i, where in enumerate(given) if where in read)
     tangents = [(node, 0) for node in placeholders[len(given) :]]
     back = [*(given[i] for i in used), *saved, *tangents]
+    ahead_recipe = lower(ahead, given, [*first, *map(_node_of, saved)], loose)
+    if early is None:
+        return Halves(ahead_recipe, lower(behind, back, gradients, loose), len(saved), used, joint.tangents)
+    now, later = gradients[:early], gradients[early:]
+    at_once = _needed(behind, now)
+    soon, late = ([n for n in behind if (n in at_once) is side] for side in (True, False))
+    carried = [where for where in _read(late, later) if where[0] in soon or where in tangents]
     return Halves(
-        lower(ahead, given, [*first, *map(_node_of, saved)], loose),
-        lower(behind, back, gradients, loose),
+        ahead_recipe,
+        lower(soon, back, [*now, *map(_node_of, carried)], loose),
         len(saved),
         used,
         joint.tangents,
+        lower(late, [*(given[i] for i in used), *saved, *carried], later, loose),
+        len(carried),
     )
 
 

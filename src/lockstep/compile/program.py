@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from lockstep.compile.recipe import Affine, Place, Recipe, View
 from lockstep.compile.workspace import sized
 from lockstep.memory.arena import plan
 from lockstep.ops import build
+from lockstep.parallel.nodes import Group
 
 ALIGN = 64
 """Bytes: a cache line; every buffer begins at a multiple."""
@@ -87,8 +88,9 @@ def flat(pairs: Sequence[Affine]) -> list[int]:
 class Program:
     """Values and calls; see `ops/csrc/program.cpp`. Running it is one call from Python."""
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self, device: torch.device | str = "cpu", groups: Mapping[str, Group] | None = None) -> None:
+        """groups: the ranks that recipes name, by axis."""
+        self.device, self.groups = torch.device(device), dict(groups or {})
         build.load()
         self._raw: Any = torch.classes.lockstep.Program()
         self._recipes: dict[int, tuple[int, Placed]] = {}
@@ -115,7 +117,8 @@ class Program:
     def append(self, placed: Placed, places: Sequence[int], memory: int, offset: int = 0) -> None:
         """The calls of a recipe on these places (inputs, then outputs); its scratch lies at a byte offset of memory."""
         if id(placed) not in self._recipes:
-            lists = (placed.types, placed.views, placed.constants, placed.names, placed.calls, placed.results)
+            named = [f"s{self.groups[text[1:]].handle}" if text[:1] == "g" else text for text in placed.constants]
+            lists = (placed.types, placed.views, named, placed.names, placed.calls, placed.results)
             self._recipes[id(placed)] = int(self._raw.recipe(len(places), *lists)), placed
         self._raw.append(self._recipes[id(placed)][0], [*places, memory], offset)
 

@@ -100,6 +100,27 @@ ITEMSIZE = {
 }  # fmt: skip
 
 
+def sent(recipe: Recipe, rows: int) -> list[int]:
+    """For each message of sums over ranks that a recipe begins, the bytes that are summed."""
+    first = len(recipe.inputs) + len(recipe.outputs) + len(recipe.scratch)
+
+    def size(slot: int) -> int:
+        view = recipe.views[slot - first]
+        count = ITEMSIZE[view.dtype]
+        for one in view.sizes:
+            count *= at(one, rows)
+        return count
+
+    found = []
+    for call in recipe.calls:
+        if call.operator.startswith("lockstep_mesh::all_add"):
+            given = call.arguments[0]
+            listed = given >= first + len(recipe.views)
+            text = recipe.constants[given - first - len(recipe.views)][1:] if listed else str(given)
+            found.append(sum(size(int(part)) for part in text.split(",")))
+    return found
+
+
 class NotAffine(Exception):
     """A graph whose sizes are not lines over the number of rows, or whose shape depends on it."""
 

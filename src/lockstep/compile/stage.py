@@ -27,7 +27,8 @@ class Stage:
     """A function to capture. key: a plain value, equal only for stages whose graphs are equal.
 
     function: makes the function to trace; called only where the stage must be captured, for it copies the module.
-    whole: forward and backward run as one, with gradients of 1 coming in.
+    whole: forward and backward run as one, with gradients of 1 coming in. early: how many of the gradients the backward
+    gives, where those of weights come later (None: all).
     """
 
     name: str
@@ -35,6 +36,11 @@ class Stage:
     given: tuple[Given, ...]
     function: Callable[[], Function]
     whole: bool = False
+    early: int | None = None
+
+    def deferring(self) -> Stage:
+        """The same stage with the gradients of its weights to be computed later than that of its first input."""
+        return replace(self, early=int(self.given[0].differentiated))
 
 
 @dataclass(frozen=True)
@@ -238,7 +244,5 @@ def _pages_given(pages: Pages | None) -> list[Given]:
 
 
 def _key(name: str, what: Any, ops: Operators, dtype: torch.dtype, given: Sequence[Given]) -> Any:
-    if ops.cut:
-        raise CannotCompile("products in segments (train.canonical_tp) are not compiled yet")
     inputs = [[one.name, list(one.shape), str(one.dtype), one.differentiated] for one in given]
-    return [name, what, ops.numerics, str(dtype), inputs]
+    return [name, what, ops.numerics, ops.cut_as, str(dtype), inputs]

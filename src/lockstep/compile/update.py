@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.compile.capture import Function, Given
 from lockstep.compile.compiler import Compiler
@@ -50,7 +50,7 @@ class Update:
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, Tensor],
         first: Mapping[str, Tensor],
         second: Mapping[str, Tensor],
         decayed: Sequence[bool],

@@ -19,8 +19,9 @@ from torch.fx import Graph, Node
 Storage = tuple[Node, int]
 """Memory that a node allocates or brings in, and which of the node's results it is (0 where there is one)."""
 
-_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem")
-_WAITS = ("_c10d_functional::wait_tensor",)
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem",
+                "lockstep_mesh")  # fmt: skip
+_WAITS = ("_c10d_functional::wait_tensor", "lockstep_mesh::wait")
 
 
 def storage(node: Node) -> Storage:
@@ -44,8 +45,8 @@ def written(node: Node) -> tuple[Node, ...]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the value of a node lies in an argument's memory and nothing is written."""
-    if node.op != "call_function" or written(node):
+    """Whether the value of a node lies in an argument's memory, nothing is written and nothing is waited for."""
+    if node.op != "call_function" or written(node) or is_wait(node):
         return False
     return storage(node)[0] is not node and not (node.target is operator.getitem and storage(node)[0] is node.args[0])
 

@@ -98,10 +98,10 @@ def deferring(ops: Operators, queue: WeightQueue) -> Operators:
     return replace(ops, linear=replace(_WHOLE[ops.numerics], queue=queue), cut=cut)
 
 
-def cut_operators(ops: Operators, segments: int, here: int, add: Add) -> Operators:
+def cut_operators(ops: Operators, segments: int, here: int, add: Add, over: str = "") -> Operators:
     """The operators of a device that holds ``here`` of the N segments of what is cut.
 
-    segments: N, a power of two; 1 leaves the operators as they are.
+    segments: N, a power of two; 1 leaves the operators as they are. over: what `add` adds over, in words.
     """
     if segments == 1:
         return ops
@@ -112,7 +112,8 @@ def cut_operators(ops: Operators, segments: int, here: int, add: Add) -> Operato
         "columns": CutProduct(columns, ops.pack),
         "rows": CutProduct(rows, lambda weight, dtype: [ops.pack(part, dtype) for part in _parts(weight, 1, here)]),
     }
-    return replace(ops, cut=cut, rms_norm=lambda *given, **named: _head_norm(ops, here, add, *given, **named))
+    norm = lambda *given, **named: _head_norm(ops, here, add, *given, **named)  # noqa: E731
+    return replace(ops, cut=cut, rms_norm=norm, cut_as=f"{here} of {segments} segments {over}".rstrip())
 
 
 def _over_inputs(

@@ -103,6 +103,8 @@ class Operators:
     """(logits float32, cap) -> cap * tanh(logits / cap)"""
     cut: Mapping[Split, CutProduct] = field(default_factory=dict)
     """The products of weights that tensor parallelism cuts; empty: nothing is cut, and ``linear`` computes them"""
+    cut_as: str = ""
+    """How they are cut, in words: what a compiled program of these operators depends on beyond ``numerics``"""
 
 
 def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators:

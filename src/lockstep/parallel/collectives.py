@@ -6,7 +6,7 @@ depend on a library's ring, on the network or on who is late (contracts C4, C5).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -53,11 +53,14 @@ class Axis:
 
     def exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
         """Send ``outgoing[i]`` to member i and fill ``incoming[i]`` from it; empty tensors and our own do not move."""
+        for work in self.begin_exchange(outgoing, incoming):
+            work.wait()
+
+    def begin_exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> list[Pending]:
+        """`exchange`, begun: it is done when all of these were waited for."""
         others = [i for i in range(self.size) if i != self.index]
         pending = [self.receive(incoming[i], i) for i in others if incoming[i].numel()]
-        pending += [self.send(outgoing[i].contiguous(), i) for i in others if outgoing[i].numel()]
-        for work in pending:
-            work.wait()
+        return pending + [self.send(outgoing[i].contiguous(), i) for i in others if outgoing[i].numel()]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every member's tensor, all of one shape, in the order of the axis."""
@@ -71,40 +74,76 @@ class Axis:
         Two ways, the same bits: neighbours exchange and add, then pairs of neighbours, and so on; or, where that moves
         less and the tensor is large, each adds up a part of the elements and gives the rounded sums to the others.
         """
-        dtype = dtype or tensor.dtype
+        return self.begin_add(tensor, dtype or tensor.dtype).wait()
+
+    def begin_add(self, tensor: Tensor, dtype: torch.dtype) -> Sum:
+        """`add`, begun: its first messages are on their way, and the tensor must not be changed until it has ended.
+        Members begin and wait in one order."""
+        return Sum(self._adding(tensor, dtype))
+
+    def _adding(self, tensor: Tensor, dtype: torch.dtype) -> Generator[None, None, Tensor]:
+        """The sum; pauses where messages are on their way."""
         if self.size == 1:
             return tensor.to(dtype)
         if self.size & (self.size - 1):  # members in pairs as far as they go, as in `tree_sum`
-            return tree_sum(torch.stack(self.gather(tensor))).to(dtype)
+            found = [tensor if i == self.index else torch.empty_like(tensor) for i in range(self.size)]
+            yield from _arrived(self.begin_exchange([tensor.contiguous()] * self.size, found))
+            return tree_sum(torch.stack(found)).to(dtype)
         whole, rounded = tensor.dtype.itemsize, dtype.itemsize
         doubling = (self.size.bit_length() - 1) * whole
         if tensor.nbytes >= _LARGE and (self.size - 1) / self.size * (whole + rounded) < doubling:
-            return self._add_parts(tensor, dtype)
+            return (yield from self._adding_parts(tensor, dtype))
         step = 1
         while step < self.size:
             partner = self.index ^ step
-            theirs = torch.empty_like(tensor)
-            pending = [self.receive(theirs, partner), self.send(tensor.contiguous(), partner)]
-            for work in pending:
-                work.wait()
+            theirs = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            yield from _arrived([self.receive(theirs, partner), self.send(tensor.contiguous(), partner)])
             tensor = tensor + theirs  # commutative: both sides get the same bits
             step *= 2
         return tensor.to(dtype)
 
-    def _add_parts(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def _adding_parts(self, tensor: Tensor, dtype: torch.dtype) -> Generator[None, None, Tensor]:
         parts = tensor.reshape(-1).tensor_split(self.size)
         mine = [parts[self.index] if i == self.index else torch.empty_like(parts[self.index]) for i in range(self.size)]
-        self.exchange(parts, mine)
+        yield from _arrived(self.begin_exchange(parts, mine))
         while len(mine) > 1:
             mine = [left + right for left, right in zip(mine[::2], mine[1::2], strict=True)]
         total = mine[0].to(dtype)
         sums = [total if i == self.index else part.new_empty(part.shape, dtype=dtype) for i, part in enumerate(parts)]
-        self.exchange([total] * self.size, sums)
+        yield from _arrived(self.begin_exchange([total] * self.size, sums))
         return torch.cat(sums).view(tensor.shape)
 
     def merge(self, tensor: Tensor) -> Tensor:
         """The sum of tensors of which every element is zero on all members but one: an exact gather."""
         return self.add(tensor)
+
+
+class Sum:
+    """A sum over ranks that was begun."""
+
+    def __init__(self, steps: Generator[None, None, Tensor]) -> None:
+        self._steps = steps
+        self._total: Tensor | None = None
+        self._go_on()
+
+    def wait(self) -> Tensor:
+        """The sum, when it is there."""
+        while self._total is None:
+            self._go_on()
+        return self._total
+
+    def _go_on(self) -> None:
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self._total = end.value
+
+
+def _arrived(pending: list[Pending]) -> Generator[None, None, None]:
+    """Pause, then wait for messages."""
+    yield
+    for work in pending:
+        work.wait()
 
 
 class Mesh:

@@ -13,6 +13,7 @@ from lockstep.model.split import split_of
 from lockstep.ops import Operators
 from lockstep.ops.cut_linear import cut_operators
 from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.nodes import adding
 from lockstep.parallel.schedules import Table
 from lockstep.parallel.shards import Cut
 from lockstep.parallel.stages import Stages
@@ -38,10 +39,12 @@ class Partition:
         """Whether this rank holds all of the model."""
         return self.mesh.shape.pp == self.mesh.shape.tp == 1
 
-    def operators(self, ops: Operators) -> Operators:
-        """The operators with products that reach across the tensor-parallel ranks where a weight is cut."""
+    def operators(self, ops: Operators, captured: bool = False) -> Operators:
+        """The operators with products that reach across the tensor-parallel ranks where a weight is cut. captured: for
+        a graph, in which what reaches across are nodes."""
         segments, axis = self.config.canonical_tp, self.mesh["tp"]
-        return cut_operators(ops, segments, segments // axis.size, axis.add)
+        add = adding("tp") if captured and axis.size > 1 else axis.add
+        return cut_operators(ops, segments, segments // axis.size, add, "over tp" if axis.size > 1 else "")
 
     def owned(self, names: list[str]) -> list[str]:
         """Of these parameters, those that this rank updates (its slice of them)."""

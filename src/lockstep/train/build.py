@@ -141,7 +141,7 @@ def build(
     else:
         if part.whole:
             part.names = list(trained)  # adapters, where the rest is frozen
-        engine = OnMesh(mesh, part, model, trained, config)
+        engine = OnMesh(mesh, part, model, trained, config, note)
     return Run(model, decoder if part is None or part.whole else Decoder(shape), data, trained, mesh, engine, base)
 
 

@@ -24,6 +24,7 @@ from lockstep.model.loading import ALIASES
 from lockstep.ops import Operators, Packed, check_head_dim, operators
 from lockstep.parallel.collectives import Mesh, Traffic
 from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.transport import Pending
 from lockstep.parallel.tree import spread
@@ -69,27 +70,21 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
 
     Raises LockstepError for what training would refuse, and for adapters and `numerics: fast`, which it does not run.
     """
-    if config.train.canonical_tp is not None:
-        tree = {**shape.model_dump(), "canonical_tp": config.train.canonical_tp}
-        shape = check(ModelConfig, tree, "train.canonical_tp")
-    _check(config, shape, rank)
-    train, asked, moment = config.train, MeshShape.of(config.parallel), _Moment()
-    mesh = Mesh(asked, _Nobody(rank, asked.size))
+    mesh, part, decoder = rank_of(config, shape, rank)
+    train, asked, moment = config.train, mesh.shape, _Moment()
     batches = [_batch(train.micro_batch, config.data.seq_len, shape.vocab_size) for _ in range(train.micro_batches)]
-    part = partition(config, shape, mesh)
-    decoder = Decoder(shape) if part is None else part.decoder(lambda _, size: torch.empty(size, device="meta"))
     named = dict(decoder.named_parameters())
     parameters = named if part is None else {name: named[name] for name in part.used(part.names)}
     ops = operators("bitwise") if part is None else part.operators(operators("bitwise"))
     model = Model(decoder, None, moment.labelled(ops), getattr(torch, train.dtype))
     with Watch(moment.here) as watch:
         watch.hold(parameters.values(), "weights")
+        eager = _operator_by_operator(config)
         if part is None:
-            engine: Engine = OneProcess(
-                model, parameters, AdamW(parameters, config.optimizer, model.ops), _operator_by_operator(config), print
-            )
+            optimizer_of_all = AdamW(parameters, config.optimizer, model.ops)
+            engine: Engine = OneProcess(model, parameters, optimizer_of_all, eager, print)
         else:
-            engine = OnMesh(mesh, part, model, parameters, config)
+            engine = OnMesh(mesh, part, model, parameters, eager, print)
         optimizer = watch.live - sum(p.nbytes for p in parameters.values())
         watch.hold(_inputs(batches), "tokens")
         moment.follow(engine, decoder, parameters, watch)
@@ -112,6 +107,19 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
         history=list(watch.history),
         traffic=mesh.take_traffic(),
     )
+
+
+def rank_of(config: Config, shape: ModelConfig, rank: int) -> tuple[Mesh, Partition | None, Decoder]:
+    """A rank of a mesh of which nobody else is there, its part of the model, and its decoder on the meta device."""
+    if config.train.canonical_tp is not None:
+        tree = {**shape.model_dump(), "canonical_tp": config.train.canonical_tp}
+        shape = check(ModelConfig, tree, "train.canonical_tp")
+    _check(config, shape, rank)
+    asked = MeshShape.of(config.parallel)
+    mesh = Mesh(asked, _Nobody(rank, asked.size))
+    part = partition(config, shape, mesh)
+    decoder = Decoder(shape) if part is None else part.decoder(lambda _, size: torch.empty(size, device="meta"))
+    return mesh, part, decoder
 
 
 def model_config(model: str | ModelConfig, config: Config) -> ModelConfig:

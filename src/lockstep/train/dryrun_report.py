@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lockstep.plan.watch import OperatorCost
 from lockstep.train.dryrun import DryRun
@@ -58,13 +58,13 @@ def size(count: float) -> str:
     return f"{count / 1e3:.4g} kB"
 
 
-def dry_run_json(found: DryRun) -> str:
-    """The same and the live bytes after every operator."""
+def dry_run_json(found: DryRun, levels: Sequence[object] = ()) -> str:
+    """The same and the live bytes after every operator. levels: dataclasses of what compile levels make of it."""
     content = {
         "parameters": found.parameters, "micro_batches": found.micro_batches, "tokens": found.tokens,
         "rank": found.rank, "flops": found.flops, "weights": found.weights, "optimizer": found.optimizer,
         "peak": vars(found.peak), "operators": {name: vars(c) for name, c in found.operators.items()},
         "sent": {axis: vars(t) for axis, t in found.traffic.items()},
-        "live_bytes": found.history,
+        "compile": [vars(one) for one in levels], "live_bytes": found.history,
     }  # fmt: skip
     return json.dumps(content, indent=1)

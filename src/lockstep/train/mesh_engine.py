@@ -22,6 +22,7 @@ from lockstep.parallel.tree import NodeTree, spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
 from lockstep.train.layout import recompute_policy
+from lockstep.train.mesh_level import LevelOnMesh
 from lockstep.train.optimizer import AdamW
 from lockstep.train.peak import peak_resident, reset_peak
 from lockstep.train.signals import StopRequest
@@ -37,7 +38,13 @@ class OnMesh:
     """
 
     def __init__(
-        self, mesh: Mesh, part: Partition, model: Model, parameters: dict[str, nn.Parameter], config: Config
+        self,
+        mesh: Mesh,
+        part: Partition,
+        model: Model,
+        parameters: dict[str, nn.Parameter],
+        config: Config,
+        note: Callable[[str], None] = print,
     ) -> None:
         self.mesh, self.part, self.model = mesh, part, model
         self.leaves = config.train.micro_batches
@@ -49,10 +56,11 @@ class OnMesh:
         self.moments = Moments(self.owned, self.shards, config.optimizer, model, config.parallel.fsdp)
         policy = recompute_policy(config.parallel, mesh["pp"].index)
         held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
+        again = policy.chosen(held)
         self.pipeline = Pipeline(
-            mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters,
-            recomputing(policy.chosen(held)),
-        )  # fmt: skip
+            mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, recomputing(again)
+        )
+        self.level = LevelOnMesh(mesh, part, model, self.pipeline, self.moments.optimizer, again, config, note)
 
     def stopping(self, stop: StopRequest) -> bool:
         asked = torch.tensor([float(signal.Signals[stop.signal]) if stop.signal else 0.0])
@@ -65,19 +73,24 @@ class OnMesh:
         """All of it: ranks that stopped at different micro-batches would wait for each other for ever."""
         reset_peak()
         self.mesh.take_traffic()
+        self.level.prepare()
         weight, trees = token_weight(batches), {name: NodeTree(self.leaves) for name in self.owned}
         found = torch.zeros(self.leaves, 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:
             batch = batches[self.mine[m]]
             objective, loss = shares(self.model.decoder, self._compute, hidden, batch, weight, z_loss)
-            found[self.mine[m]] = torch.tensor([float(objective.detach()), loss], dtype=torch.float64)
+            ended(m, float(objective.detach()), loss)
             return objective
 
         def put(name: str, m: int, gradient: Tensor) -> None:
             trees[name].put(self.mine[m], gradient)
 
-        self.pipeline.step([batches[i] for i in self.mine], finish, put)
+        def ended(m: int, objective: float, loss: float) -> None:
+            found[self.mine[m]] = torch.tensor([objective, loss], dtype=torch.float64)
+
+        mine = [batches[i] for i in self.mine]
+        self.pipeline.step(mine, finish, put, self.level.work(mine, weight, ended))
         total = reduce_runs(trees, self.shards, self.leaves)
         objectives, losses = self._merged(found).T.tolist()
         return StepGradient([total[name] for name in self.owned], tree_total(losses), tree_total(objectives))
@@ -88,7 +101,8 @@ class OnMesh:
         return global_norm(gradient, self.shards, cuts, self.names, self.mesh, self.model.ops)
 
     def update(self, found: StepGradient, lr: float, scale: float) -> None:
-        self.moments.update(dict(zip(self.owned, found.gradient, strict=True)), lr, scale)
+        gradient = dict(zip(self.owned, found.gradient, strict=True))
+        self.moments.update(gradient, lambda own: self.level.update(own, lr, scale))
         self._share_tied()
 
     def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
@@ -213,13 +227,14 @@ class Moments:
         self.own = self._own(self.parameters) if self.sharded else self.parameters
         self.optimizer = AdamW(self.own, config, model.ops)
 
-    def update(self, gradient: dict[str, Tensor], lr: float, scale: float) -> None:
-        """One step. gradient: whole-size tensors of which the own runs are valid."""
+    def update(self, gradient: dict[str, Tensor], step: Callable[[list[Tensor]], None]) -> None:
+        """One step. gradient: whole-size tensors of which the own runs are valid. step: the optimizer's, by the
+        gradients of its parameters."""
         if not self.sharded:
             self.shards.collect(gradient)
-            self.optimizer.step(list(gradient.values()), lr, scale)
+            step(list(gradient.values()))
             return
-        self.optimizer.step(list(self._own(gradient).values()), lr, scale)
+        step(list(self._own(gradient).values()))
         for run in self.shards.own:  # where a run is a view of its parameter it is there already
             self.shards.write(self.parameters, run, self.own[_key(run)].view(-1))
         self.shards.collect(self.parameters)

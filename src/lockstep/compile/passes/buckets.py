@@ -1,7 +1,12 @@
 """Bucketing: collectives of one kind and group that are ready close together go as one message.
 
 A coalesced collective moves the same elements between the same ranks. A float sum over ranks keeps its bits only if
-each element's order of additions does not depend on where it lies in the message, which a ring does not promise.
+each element's order of additions does not depend on where it lies in the message: so it is with `parallel.nodes`, whose
+sums are trees over ranks; a ring does not promise it.
+
+What needs a member's result waits for the whole bucket, so pure nodes that do may stand before its last member: they
+are put off. So the gradients of one value from several products (query, key and value; gate and up), which are added
+one after the other, still go as one message.
 """
 
 from __future__ import annotations
@@ -16,7 +21,8 @@ from torch.fx import Node
 
 from lockstep.compile.passes.base import Changes, Pass, PassContext
 from lockstep.compile.passes.region import arguments
-from lockstep.memory.effects import is_wait, storage, written
+from lockstep.memory.effects import is_pure, is_wait, storage, written
+from lockstep.parallel import nodes
 
 
 def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
@@ -29,6 +35,8 @@ def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
         for key, bucket in list(opened.items()):
             if bucket.ends_at(node):
                 closed.append(opened.pop(key))
+            elif bucket.needed_by(node):
+                bucket.late.append(node)
         if node.target not in coalesced:
             continue
         reason = _unordered(node, context)
@@ -40,30 +48,38 @@ def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
         bucket.members.append(node)
         if bucket.bytes >= context.bucket_bytes:
             closed.append(opened.pop(key))
-    full = [bucket.members for bucket in (*closed, *opened.values()) if len(bucket.members) > 1]
-    for members in full:
-        _merge(module.graph, members, coalesced[members[0].target])
-    return Changes(sum(map(len, full)), tuple(notes))
+    full = [bucket for bucket in (*closed, *opened.values()) if len(bucket.members) > 1]
+    for bucket in full:
+        _merge(module.graph, bucket, coalesced[bucket.members[0].target])
+    return Changes(sum(len(bucket.members) for bucket in full), tuple(notes))
 
 
 @dataclass
 class _Bucket:
-    """Collectives that may still wait for others: nobody needs their results yet."""
+    """Collectives that may still wait for others. late: nodes that need a result of theirs, and can be put off."""
 
     members: list[Node] = field(default_factory=list)
+    late: list[Node] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
         values = [arguments(member)[0].meta["val"] for member in self.members]
         return sum(int(value.numel()) * value.element_size() for value in values)
 
+    def needed_by(self, node: Node) -> bool:
+        """Whether a node needs a member's result: itself, or through what was put off."""
+        mine = {(m, 0) for m in self.members} | {storage(one) for one in self.late}
+        return not is_wait(node) and any(storage(source) in mine for source in node.all_input_nodes)
+
     def ends_at(self, node: Node) -> bool:
-        """Whether a node needs a member's result, or writes what a member sends."""
+        """Whether a node needs a member's result now, or writes what a member sends or what was put off reads."""
         if is_wait(node):
             return False
-        mine, sent = {(m, 0) for m in self.members}, {storage(arguments(m)[0]) for m in self.members}
-        needs = any(storage(source) in mine for source in node.all_input_nodes)
-        return needs or any(storage(target) in sent for target in written(node))
+        if self.needed_by(node) and not is_pure(node):
+            return True
+        read = {storage(arguments(m)[0]) for m in self.members}
+        read |= {storage(source) for one in self.late for source in one.all_input_nodes}
+        return any(storage(target) in read for target in written(node))
 
 
 def _unordered(node: Node, context: PassContext) -> str:
@@ -75,9 +91,12 @@ def _unordered(node: Node, context: PassContext) -> str:
     return "stays alone: this library's float sums depend on where an element lies in the message"
 
 
-def _merge(graph: fx.Graph, members: list[Node], target: Any) -> None:
-    """One collective right after the last member, and the members' waits after it."""
+def _merge(graph: fx.Graph, bucket: _Bucket, target: Any) -> None:
+    """One collective right after the last member, then the members' waits, then what was put off."""
+    members = bucket.members
     waits = [user for member in members for user in list(member.users) if is_wait(user)]
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    late = [node for node in bucket.late if order[node] < order[members[-1]]]
     sent = [arguments(member)[0] for member in members]
     with graph.inserting_after(members[-1]):
         whole = graph.call_function(target, (sent, *members[0].args[1:]))
@@ -89,9 +108,9 @@ def _merge(graph: fx.Graph, members: list[Node], target: Any) -> None:
         part.meta = dict(member.meta)
         member.replace_all_uses_with(part)
         at = part
-    for wait in waits:
-        at.append(wait)
-        at = wait
+    for node in (*waits, *late):
+        at.append(node)
+        at = node
     for member in members:
         graph.erase_node(member)
 
@@ -100,7 +119,8 @@ def _coalesced() -> dict[Any, Any]:
     """Collectives and the form of each that takes a list."""
     ops = torch.ops._c10d_functional
     names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-    return {getattr(ops, name).default: getattr(ops, f"{name}_coalesced").default for name in names}
+    found = {getattr(ops, name).default: getattr(ops, f"{name}_coalesced").default for name in names}
+    return found | {nodes.ALL_ADD: nodes.ALL_ADD_COALESCED}
 
 
 BUCKETS = Pass.of("bucket-collectives", rewrite)

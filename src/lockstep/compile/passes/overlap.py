@@ -1,6 +1,7 @@
 """Overlap order: a collective begins as soon as what it sends is ready, and is waited for as late as possible.
 
-Collectives keep their order among themselves, which every rank shares; computation moves in between.
+Collectives keep their order among themselves, which every rank shares; computation moves in between: what the
+collective does not need from before its beginning, and what does not need it from behind the wait.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from lockstep.memory.effects import is_collective, is_pure, is_view, is_wait, st
 
 
 def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
-    """Move the beginnings up and the waits down, never over a write to memory that they use."""
+    """Move the beginnings up and the waits down, never over a write to memory that they use, and fill the gaps."""
     graph, count = module.graph, 0
-    for node in list(graph.nodes):
-        if is_collective(node) and not is_wait(node) and not written(node):
-            count += _earlier(node)
+    begun = [n for n in graph.nodes if is_collective(n) and not is_wait(n) and not written(n)]
+    for node in begun:
+        count += max(_earlier(node), _fill_from_before(node))
     for node in reversed(list(graph.nodes)):
         if is_wait(node):
-            count += _later(node)
+            count += max(_fill_from_behind(node), _later(node))
     return Changes(count)
 
 
@@ -38,6 +39,40 @@ def _earlier(node: Node) -> int:
     if passed:
         at.append(node)
     return int(passed > 0)
+
+
+def _fill_from_before(node: Node) -> int:
+    """Put computations that a collective does not need, back to the one before, right behind its beginning."""
+    needed, free = set(node.all_input_nodes), list[Node]()
+    at = node.prev
+    while at.op == "call_function" and is_pure(at):
+        if at in needed:
+            needed.update(at.all_input_nodes)
+        else:
+            free.append(at)
+        at = at.prev
+    if all(is_view(one) for one in free):
+        return 0
+    for one in free:  # the last of them first: each goes right behind the beginning
+        node.append(one)
+    return 1
+
+
+def _fill_from_behind(node: Node) -> int:
+    """Put computations that need nothing that a wait gives, up to the next collective, before it."""
+    needing, free = {node}, list[Node]()
+    at = node.next
+    while at.op == "call_function" and (is_pure(at) or is_wait(at)):
+        if is_wait(at) or any(source in needing for source in at.all_input_nodes):
+            needing.add(at)
+        else:
+            free.append(at)
+        at = at.next
+    if all(is_view(one) for one in free):
+        return 0
+    for one in free:
+        node.prepend(one)
+    return 1
 
 
 def _later(node: Node) -> int:

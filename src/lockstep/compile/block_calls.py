@@ -1,0 +1,218 @@
+"""Level O1 of a pipeline: blocks called as the schedule's steps ask, each kind's parts a program.
+
+A block's forward is one program, its backward another; where a schedule puts the gradients of weights off, they are a
+third, which goes into the queue that deferred products go into. Autograd joins the blocks, as at O0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from lockstep.compile.compiler import Compiler
+from lockstep.compile.halves import Halves
+from lockstep.compile.layers import Layer, compiled_layers
+from lockstep.compile.program import ALIGN, Placer, Program
+from lockstep.compile.recipe import Place, Recipe
+from lockstep.compile.stage import Leaf, tensors_of
+from lockstep.model.decoder import BlockCall, Decoder
+from lockstep.ops import Operators, Packed
+from lockstep.ops.cut_linear import WeightQueue
+from lockstep.parallel.nodes import Group
+
+
+class BlockCalls:
+    """A `BlockCall`. plain: calls blocks operator by operator, as for batches of more than `rows` tokens.
+
+    layers: the groups of layers that are here; the first group of the model embeds. again: layers that keep only their
+    input and run again in the backward pass. queue: takes gradients of weights; None: they come with the backward pass.
+    groups: the ranks that the operators add over, by axis.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ops: Operators,
+        dtype: torch.dtype,
+        layers: Sequence[range],
+        again: Collection[int],
+        queue: WeightQueue | None,
+        compiler: Compiler,
+        placer: Placer,
+        groups: Mapping[str, Group],
+        plain: BlockCall,
+    ) -> None:
+        """Compiles at once; CannotCompile where that is not possible."""
+        self.rows, self.again, self.queue, self.plain = placer.rows, frozenset(again), queue, plain
+        self.layers: dict[int, Layer] = {}
+        with torch.enable_grad():
+            for span in layers:
+                wanted = None if span.start == 0 else True
+                how = (decoder, ops, Packed.of([2, 3]), None, dtype, compiler, False, span, wanted, queue is not None)
+                self.layers |= dict(zip(span, compiled_layers(*how), strict=True))
+            self.trained = {number: layer.trained for number, layer in self.layers.items()}
+        with compiler.phase("build"):
+            kinds = {id(layer.halves): layer.halves for layer in self.layers.values()}
+            recipes = [r for h in kinds.values() for r in (h.forward, h.backward, h.weights) if r is not None]
+            scratch = torch.empty(max(placer(r).scratch for r in recipes) + ALIGN, dtype=torch.uint8)
+            self.kinds = {key: _Kind(halves, placer, scratch, groups) for key, halves in kinds.items()}
+
+    def __call__(
+        self, layer: int, block: nn.Module, ops: Operators, x: Tensor, batch: Packed, table: Tensor, *rest: Any
+    ) -> Tensor:
+        if len(x) > self.rows or not torch.is_grad_enabled():
+            return self.plain(layer, block, ops, x, batch, table, *rest)
+        here = self.layers[layer]
+        inputs = [*tensors_of(batch), table, *(leaf.tensor for leaf in here.leaves)]
+        how = _How(self.kinds[id(here.halves)], here, self.trained[layer], layer in self.again, self.queue)
+        y: Tensor = _Block.apply(how, x, *inputs)
+        return y
+
+
+class _Kind:
+    """The programs of a kind of block. saved: from forward to backward; carried: from backward to weights."""
+
+    def __init__(self, halves: Halves, placer: Placer, scratch: Tensor, groups: Mapping[str, Group]) -> None:
+        ahead = halves.forward
+        self.used = halves.used
+        self.saved = _Pieces(ahead.outputs[len(ahead.outputs) - halves.saved :], placer.rows)
+        gives = () if halves.backward is None else halves.backward.outputs
+        self.carried = _Pieces(gives[len(gives) - halves.carried :], placer.rows)
+        self.results = ahead.outputs[: len(ahead.outputs) - halves.saved]
+        self.gradients = gives[: len(gives) - halves.carried]
+
+        def part(recipe: Recipe | None, *kept: tuple[int, _Pieces]) -> _Part | None:
+            return None if recipe is None else _Part(recipe, dict(kept), placer, scratch, groups)
+
+        used, tangents = len(halves.used), len(halves.tangents)
+        behind = used + halves.saved + tangents
+        self.forward = part(ahead, (len(ahead.inputs) + len(self.results), self.saved))
+        self.backward = part(halves.backward, (used, self.saved), (behind + len(self.gradients), self.carried))
+        self.weights = part(halves.weights, (used, self.saved), (used + halves.saved, self.carried))
+
+
+class _Pieces:
+    """Tensors that lie one after the other in memory which is made anew for every call."""
+
+    def __init__(self, places: Sequence[Place], rows: int) -> None:
+        ends = list(accumulate((-(-one.bytes(rows) // ALIGN) * ALIGN for one in places), initial=0))
+        self.places, self.offsets, self.size = tuple(places), ends[:-1], ends[-1] + ALIGN
+
+    def memory(self) -> Tensor:
+        return torch.empty(self.size, dtype=torch.uint8)
+
+
+class _Part:
+    """A program of a recipe. kept: by the first of its places, those that lie in some memory of pieces."""
+
+    def __init__(
+        self, recipe: Recipe, kept: Mapping[int, _Pieces], placer: Placer, scratch: Tensor, groups: Mapping[str, Group]
+    ) -> None:
+        self.program, empty = Program(groups=groups), torch.empty(0)
+        self.memories: list[int] = []
+        self.bound: list[int] = []
+        self.recipe = recipe
+        places: list[int] = []
+        while len(places) < len(recipe.inputs) + len(recipe.outputs):
+            pieces = kept.get(len(places))
+            if pieces is not None and pieces.places:
+                memory = self.program.tensor(empty)
+                self.memories.append(memory)
+                both = zip(pieces.offsets, pieces.places, strict=True)
+                places += [self.program.place(memory, offset, place) for offset, place in both]
+            else:
+                places.append(self.program.tensor(empty))
+                self.bound.append(places[-1])
+        self.program.append(placer(recipe), places, self.program.tensor(scratch))
+
+    def run(self, rows: int, tensors: Sequence[Tensor], memories: Sequence[Tensor]) -> None:
+        """tensors: its places in order, those in memories left out."""
+        self.program.resize(rows)
+        self.program.run([*self.bound, *self.memories], [*tensors, *memories])
+
+
+class _How:
+    """How one block of a kind is called. trained: which of the layer's leaves have a gradient."""
+
+    def __init__(self, kind: _Kind, layer: Layer, trained: list[int], again: bool, queue: WeightQueue | None) -> None:
+        self.kind, self.layer, self.trained, self.again, self.queue = kind, layer, trained, again, queue
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The stream, and the memory of what is saved (of no tensors: none)."""
+        kind, rows = self.kind, inputs[0].shape[0]
+        assert kind.forward is not None
+        (out,) = _fresh(kind.results, rows)
+        saved = [kind.saved.memory()] if kind.saved.places else []
+        kind.forward.run(rows, [*inputs, out], saved)
+        return out, saved
+
+
+class _Block(Function):
+    @staticmethod
+    def forward(ctx: Any, how: _How, *inputs: Tensor) -> Tensor:
+        given = [tensor.detach() for tensor in inputs]
+        out, saved = how.forward(given)
+        ctx.how, ctx.saved = how, [] if how.again else saved
+        ctx.save_for_backward(*(inputs if how.again else (inputs[i] for i in how.kind.used)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
+        how: _How = ctx.how
+        kind, layer, rows = how.kind, how.layer, incoming[0].shape[0]
+        given, saved = [tensor.detach() for tensor in ctx.saved_tensors], ctx.saved
+        if how.again:
+            saved = how.forward(given)[1]
+            given = [given[i] for i in kind.used]
+        assert kind.backward is not None
+        found = _fresh(kind.gradients, rows)
+        carried = [kind.carried.memory()] if kind.carried.places else []
+        kind.backward.run(rows, [*given, incoming[0].contiguous(), *found], [*saved, *carried])
+        given_now = kind.backward.recipe.gives[: len(kind.backward.recipe.gives) - len(kind.carried.places)]
+        gives = [None if at is None else found[at] for at in given_now]
+        slope = gives.pop(0) if layer.wanted else None
+        weights: list[Tensor | None] = [None] * len(layer.leaves)
+        if how.queue is None:
+            for i, gradient in zip(how.trained, gives, strict=True):
+                weights[i] = gradient
+        else:
+            _Later(kind, rows, given, [*saved, *carried]).put_into(how.queue, [layer.leaves[i] for i in how.trained])
+        others = len(ctx.needs_input_grad) - 2 - len(weights)
+        return None, slope, *[None] * others, *weights
+
+
+class _Later:
+    """The gradients of a block's weights: computed together, when the first of them is asked for."""
+
+    def __init__(self, kind: _Kind, rows: int, given: list[Tensor], memories: list[Tensor]) -> None:
+        self.kind, self.rows, self.given, self.memories = kind, rows, given, memories
+        self.found: list[Tensor] = []
+
+    def put_into(self, queue: WeightQueue, weights: Sequence[Leaf]) -> None:
+        assert self.kind.weights is not None
+        for weight, at in zip(weights, self.kind.weights.recipe.gives, strict=True):
+            if at is not None:
+                queue.put(weight.tensor, partial(self._gradient, at))
+
+    def _gradient(self, at: int) -> Tensor:
+        weights = self.kind.weights
+        assert weights is not None
+        if not self.found:
+            self.found = _fresh(weights.recipe.outputs, self.rows)
+            weights.run(self.rows, [*self.given, *self.found], self.memories)
+            self.given, self.memories = [], []
+        return self.found[at]
+
+
+def _fresh(places: Sequence[Place], rows: int) -> list[Tensor]:
+    """Tensors for results; their values mean nothing yet."""
+    return [
+        torch.empty([constant + slope * rows for constant, slope in one.sizes], dtype=getattr(torch, one.dtype))
+        for one in places
+    ]

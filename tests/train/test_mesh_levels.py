@@ -1,0 +1,97 @@
+"""Every layout at O1 and O2: the losses, norms, weights and moments of one process at O0, byte for byte."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.ranks_as_threads import on_threads
+
+from lockstep.compile import Cache
+from lockstep.config import Config
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.mesh import MeshShape
+from lockstep.train import Trainer, mesh_level, speed
+
+Tiny = Callable[..., Config]
+MODEL = {"num_layers": 4, "num_kv_heads": 2}
+TRAIN = {"steps": 2, "micro_batches": 5}
+LEVELS = ("O1", "O2")
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one process": {},
+    "one process that recomputes": {"recompute": "full"},
+    "dp2, moments sharded": {"dp": 2, "fsdp": 1},
+    "pp2 1f1b": {"pp": 2, "recompute_layers": 1},
+    "pp2 zb-v": {"pp": 2, "schedule": "zb-v", "recompute_per_stage": [1, 0]},
+    "tp2": {"tp": 2},
+    "tp2 pp2, moments sharded": {"tp": 2, "pp": 2, "fsdp": 1, "schedule": "zb-h1"},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"family": "qwen3", "qk_norm": True, "head_dim": 16, "tie_embeddings": False},
+    "qwen2": {"family": "qwen2", "qkv_bias": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "matrix_peak", lambda dtype: 1e11)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One compile cache for all, as layouts share their blocks; and one rank compiles at a time, as they are threads
+    here, which tracing does not allow for."""
+    folder, lock, plain = tmp_path_factory.mktemp("programs"), threading.Lock(), mesh_level.LevelOnMesh._compile
+
+    def one_at_a_time(level: mesh_level.LevelOnMesh) -> str:
+        with lock:
+            return plain(level)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh_level, "Cache", functools.partial(Cache, folder))
+        patch.setattr(mesh_level.LevelOnMesh, "_compile", one_at_a_time)
+        yield
+
+
+def trained(config: Config, parallel: dict[str, Any], level: str, notes: list[str]) -> dict[str, torch.Tensor]:
+    """Losses, weights and moments after a run on threads, as the first rank has them."""
+    shape = MeshShape(**{key: n for key, n in parallel.items() if key in ("pp", "dp", "tp")})
+
+    def work(mesh: Mesh) -> dict[str, torch.Tensor] | None:
+        trainer = Trainer(config, mesh=mesh, parallel=parallel, compile={"level": level})
+        if mesh.first:
+            trainer.display.note = notes.append
+            trainer.run.engine.level.note = notes.append
+        result = trainer.fit()
+        state = trainer.run.engine.state()
+        return None if state is None else {"loss": torch.tensor(result.loss), **state[0], **state[1]}
+
+    return on_threads(shape, work)[0]
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_at_a_level_gives_the_bytes_of_one_process_at_o0(
+    tiny: Tiny, tmp_path: Path, name: str, level: str
+) -> None:
+    family = "qwen2" if name == "tp2" else "llama"
+    dtype = "bfloat16" if "sharded" in name else "float32"
+    train = {**TRAIN, "dtype": dtype, "canonical_tp": 2}
+    config = functools.partial(tiny, model={**MODEL, **FAMILIES[family]}, train=train)
+    expected = trained(config(tmp_path / "alone"), {}, "O0", [])
+    notes: list[str] = []
+    same(trained(config(tmp_path / "mesh"), LAYOUTS[name], level, notes), expected)
+    assert not [note for note in notes if "O0" in note]
