@@ -221,7 +221,7 @@ class _Forward(_Program):
         given = [self.at(self.memory.streams[-1]), *(self.named(name) for name in ("targets", "token_weights"))]
         slope = [self.at(self.memory.slopes[-1])] if self.made.wanted else []
         names = [name for name in ("norm.weight", head) if name in self.made.trained]
-        results = [self.named("objective"), self.named("logprobs"), *slope, *names]
+        results: list[int | str] = [self.named("objective"), self.named("logprobs"), *slope, *names]
         self.append(loss.forward, [*given, self.leaf("norm.weight"), self.leaf(head)], results)
 
 
@@ -237,7 +237,9 @@ class _Backward(_Program):
             if made.span.layers[i] in made.span.again:
                 self.append(halves.forward, given, [self.at(memory.unread), *saved])
             slope = [self.at(memory.slopes[i])] if made.layers[i].wanted else []
-            rest = [self.at(area) for area in memory.carried[i]] if made.span.deferring else self.names(i)
+            rest: list[int | str] = [*self.names(i)]
+            if made.span.deferring:
+                rest = [self.at(area) for area in memory.carried[i]]
             used = [given[at] for at in halves.used]
             self.append(halves.backward, [*used, *saved, self.at(memory.slopes[i + 1])], [*slope, *rest])
         if made.embedding is not None and made.embedding.backward is not None:

@@ -20,14 +20,15 @@ from torch import fx
 from torch.fx import Node
 
 from lockstep.compile.passes.base import Changes, Pass, PassContext
+from lockstep.compile.passes.recompute import forward_of
 from lockstep.compile.passes.region import arguments
 from lockstep.memory.effects import is_pure, is_wait, storage, written
 from lockstep.parallel import nodes
 
 
 def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
-    """Coalesce all-gathers, reduce-scatters and all-reduces up to `context.bucket_bytes` each."""
-    coalesced = _coalesced()
+    """Coalesce all-gathers, reduce-scatters and sums up to `context.bucket_bytes` each, forward and backward apart."""
+    coalesced, ahead = _coalesced(), forward_of(module.graph, context.forward_outputs)
     opened: dict[Any, _Bucket] = {}
     closed: list[_Bucket] = []
     notes = []
@@ -43,7 +44,7 @@ def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
         if reason:
             notes.append(f"{node.name}: {reason}")
             continue
-        key = (node.target, node.args[1:], node.meta["val"].dtype)
+        key = (node.target, node.args[1:], node.meta["val"].dtype, node in ahead)
         bucket = opened.setdefault(key, _Bucket())
         bucket.members.append(node)
         if bucket.bytes >= context.bucket_bytes:

@@ -10,18 +10,21 @@ from torch import fx
 from torch.fx import Node
 
 from lockstep.compile.passes.base import Changes, Pass, PassContext
+from lockstep.compile.passes.recompute import forward_of
 from lockstep.memory.effects import is_collective, is_pure, is_view, is_wait, storage, written
 
 
 def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
-    """Move the beginnings up and the waits down, never over a write to memory that they use, and fill the gaps."""
+    """Move the beginnings up and the waits down, never over a write to memory that they use, and fill the gaps with
+    work of the same part, forward or backward."""
     graph, count = module.graph, 0
+    ahead = forward_of(graph, context.forward_outputs)
     begun = [n for n in graph.nodes if is_collective(n) and not is_wait(n) and not written(n)]
     for node in begun:
-        count += max(_earlier(node), _fill_from_before(node))
+        count += max(_earlier(node), _fill_from_before(node, ahead))
     for node in reversed(list(graph.nodes)):
         if is_wait(node):
-            count += max(_fill_from_behind(node), _later(node))
+            count += max(_fill_from_behind(node, ahead), _later(node))
     return Changes(count)
 
 
@@ -41,12 +44,12 @@ def _earlier(node: Node) -> int:
     return int(passed > 0)
 
 
-def _fill_from_before(node: Node) -> int:
+def _fill_from_before(node: Node, ahead: set[Node]) -> int:
     """Put computations that a collective does not need, back to the one before, right behind its beginning."""
     needed, free = set(node.all_input_nodes), list[Node]()
     at = node.prev
     while at.op == "call_function" and is_pure(at):
-        if at in needed:
+        if at in needed or (at in ahead) is not (node in ahead):
             needed.update(at.all_input_nodes)
         else:
             free.append(at)
@@ -58,19 +61,24 @@ def _fill_from_before(node: Node) -> int:
     return 1
 
 
-def _fill_from_behind(node: Node) -> int:
-    """Put computations that need nothing that a wait gives, up to the next collective, before it."""
-    needing, free = {node}, list[Node]()
+def _fill_from_behind(node: Node, ahead: set[Node]) -> int:
+    """Put computations up to the next collective before a wait, if they need nothing that it gives, and nothing that
+    does needs them: what is only prepared for later would take memory for longer."""
+    within, needing = list[Node](), {node}
     at = node.next
     while at.op == "call_function" and (is_pure(at) or is_wait(at)):
-        if is_wait(at) or any(source in needing for source in at.all_input_nodes):
+        if is_wait(at) or (at in ahead) is not (node in ahead) or any(one in needing for one in at.all_input_nodes):
             needing.add(at)
-        else:
-            free.append(at)
+        within.append(at)
         at = at.next
-    if all(is_view(one) for one in free):
+    free: set[Node] = set()
+    for one in reversed(within):
+        if one not in needing and all(user in free or user.op == "output" for user in one.users):
+            free.add(one)
+    moved = [one for one in within if one in free]
+    if all(is_view(one) for one in moved):
         return 0
-    for one in free:
+    for one in moved:
         node.prepend(one)
     return 1
 

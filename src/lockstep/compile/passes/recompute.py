@@ -49,6 +49,11 @@ def forward_nodes(graph: fx.Graph, outputs: int) -> set[Node]:
     return needed | {node for node in graph.nodes if node.op == "placeholder"}
 
 
+def forward_of(graph: fx.Graph, outputs: int | None) -> set[Node]:
+    """The forward part of a graph whose first results are its; all of one without a backward part (outputs: None)."""
+    return set(graph.nodes) if outputs is None else forward_nodes(graph, outputs)
+
+
 def node_cost(node: Node) -> Cost:
     """What a node costs by the shapes of its fake values; nothing for inputs, elements of tuples and views."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
