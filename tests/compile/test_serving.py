@@ -11,6 +11,7 @@ from lockstep.compile import Compiler, ServingProgram
 from lockstep.compile.stage import tensors_of
 from lockstep.model.pages import make_pages
 from lockstep.ops import KVPages, Paged, operators
+from lockstep.ops.cut_linear import alone, cut_operators
 from tests.compile.models import DTYPES, FAMILIES, decoder, same
 
 OPS = operators("bitwise")
@@ -57,6 +58,21 @@ def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype):
             expected = made(OPS, tokens, paged, theirs, dtype)
             assert same([program(tokens, paged)], [expected])
     assert same([t for p in mine for t in tensors_of(p)], [t for p in theirs for t in tensors_of(p)])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_products_in_segments_give_the_same_bytes(family):
+    """Weights whose segments are packed one by one (`canonical_tp`)."""
+    ops, dtype = cut_operators(OPS, 2, 2, alone), torch.bfloat16
+    made, notes = decoder(family), []
+    mine, theirs = pages(made, dtype), pages(made, dtype)
+    made.prepare(ops, dtype)
+    program = ServingProgram(made, ops, mine, dtype, Compiler("O2", note=notes.append), 66)
+    with torch.inference_mode():
+        for sequences in STEPS:
+            tokens, paged = step(sequences)
+            assert same([program(tokens, paged)], [made(ops, tokens, paged, theirs, dtype)])
+    assert not notes
 
 
 class TestAnyStep:

@@ -22,11 +22,11 @@ from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.recompute import RecomputePolicy, recomputing
-from lockstep.parallel.reduction import global_norm, reduce_runs
+from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.schedules import NAMES, schedule
-from lockstep.parallel.shards import Shards
+from lockstep.parallel.shards import Cut, Shards
 from lockstep.parallel.stages import stages_of
-from lockstep.parallel.tree import NodeTree, spread
+from lockstep.parallel.tree import spread
 from lockstep.train import tree as trainer
 from lockstep.train.data import Batch
 from lockstep.train.step import Compute, step_gradient
@@ -78,17 +78,17 @@ def on_mesh(
     )  # fmt: skip
     given = batches(count)
     weight = 1.0 / sum(b.loss_tokens for b in given)
-    trees = {n: NodeTree(count) for n in part.owned(part.names)}
+    owned = {n: parameters[n] for n in part.owned(part.names)}
+    shards = Shards(owned, {n: part.local_cut(n) for n in owned}, mesh["dp"])
+    sums = Reduction(owned, shards, count, size=10_000)  # several buckets
 
     def finish(m: int, hidden: Tensor) -> Tensor:
         batch = given[mine[m]]
         weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
         return ops.linear_cross_entropy(hidden, decoder.head_weight, batch.targets, weights, z_loss=1e-3)[0]
 
-    line.step([given[m] for m in mine], finish, lambda n, m, g: trees[n].put(mine[m], g))
-    cuts = {n: part.local_cut(n) for n in trees}
-    shards = Shards({n: parameters[n] for n in trees}, cuts, mesh["dp"])
-    total = reduce_runs(trees, shards, count)
+    line.step([given[m] for m in mine], finish, lambda n, m, g: sums.put(n, mine[m], g))
+    total = sums.total()
     norm = global_norm(total, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
     shards.collect(total)
     return total, norm
@@ -155,8 +155,6 @@ def test_a_norm_over_blocks_of_many_ranks_is_that_of_one(threads: Threads) -> No
     expected = trainer.global_norm(values.values(), ops)
 
     def work(mesh: Mesh) -> float:
-        from lockstep.parallel.shards import Cut
-
         cuts = dict.fromkeys(values, Cut())
         shards = Shards(values, cuts, mesh["dp"])
         assert [run.owner for run in shards.runs] == sorted(run.owner for run in shards.runs)
@@ -184,3 +182,23 @@ def test_any_layout_gives_the_bytes_of_one_process(
     policy = RecomputePolicy("none", recomputed)
     work = functools.partial(on_mesh, name=name, layers=6, tied=tied, count=count, dtype=torch.float32, policy=policy)
     check(on_threads(MeshShape(pp=pp, dp=dp), work), expected, norm)
+
+
+def test_a_bucket_is_on_its_way_when_its_last_gradient_is_there(threads: Threads) -> None:
+    """Buckets begin from the last parameter on, and in that order, whatever comes first; their sums are the tree's."""
+    values = {name: torch.ones(300) * i for i, name in enumerate("abc")}
+
+    def work(mesh: Mesh) -> tuple[list[int], Tensor]:
+        shards = Shards(values, dict.fromkeys(values, Cut()), mesh["dp"])
+        sums, begun = Reduction(values, shards, 4, size=1), []
+        first = 2 * mesh.rank
+        for name, leaf in (("a", 0), ("c", 0), ("c", 1), ("a", 1), ("b", 0), ("b", 1)):
+            sums.put(name, first + leaf, values[name] + first + leaf)
+            begun.append(sums.begun)
+        total = sums.total()
+        shards.collect(total)
+        return begun, torch.stack(list(total.values()))
+
+    for begun, total in threads(MeshShape(dp=2), work):
+        assert begun == [0, 0, 1, 1, 1, 3]
+        assert total.tolist() == [[6.0 + 4 * i] * 300 for i in range(3)]

@@ -23,11 +23,11 @@ from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.recompute import recomputing
-from lockstep.parallel.reduction import global_norm, reduce_runs
+from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.schedules import schedule
 from lockstep.parallel.shards import Shards
 from lockstep.parallel.stages import stages_of
-from lockstep.parallel.tree import NodeTree, spread
+from lockstep.parallel.tree import spread
 
 Threads = Callable[[MeshShape, Callable[[Mesh], Any]], list[Any]]
 
@@ -64,7 +64,9 @@ def trained(
     decoder = part.decoder(lambda name, shape: draw(name, shape, config, 1))
     parameters = {n: p for n, p in decoder.named_parameters() if not p.is_meta}
     line = Pipeline(mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, recomputing(()))
-    trees, objectives = {n: NodeTree(count) for n in part.owned(part.names)}, []
+    owned, objectives = {n: parameters[n] for n in part.owned(part.names)}, []
+    shards = Shards(owned, {n: part.local_cut(n) for n in owned}, mesh["dp"])
+    sums = Reduction(owned, shards, count)
 
     def finish(m: int, hidden: Tensor) -> Tensor:
         tokens, weights = batch(mine[m])[0], torch.full((23,), 1 / 69)
@@ -72,9 +74,8 @@ def trained(
         objectives.append(float(objective.detach()))
         return objective
 
-    line.step([_Batch(m) for m in mine], finish, lambda n, m, g: trees[n].put(mine[m], g))
-    shards = Shards({n: parameters[n] for n in trees}, {n: part.local_cut(n) for n in trees}, mesh["dp"])
-    total = reduce_runs(trees, shards, count)
+    line.step([_Batch(m) for m in mine], finish, lambda n, m, g: sums.put(n, mine[m], g))
+    total = sums.total()
     norm = global_norm(total, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
     shards.collect(total)
     return total, norm, objectives

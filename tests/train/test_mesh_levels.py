@@ -87,7 +87,7 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> N
 def test_a_layout_at_a_level_gives_the_bytes_of_one_process_at_o0(
     tiny: Tiny, tmp_path: Path, name: str, level: str
 ) -> None:
-    family = "qwen2" if name == "tp2" else "llama"
+    family = {"tp2": "qwen2", "one process": "qwen3", "tp2 pp2, moments sharded": "qwen3"}.get(name, "llama")
     dtype = "bfloat16" if "sharded" in name else "float32"
     train = {**TRAIN, "dtype": dtype, "canonical_tp": 2}
     config = functools.partial(tiny, model={**MODEL, **FAMILIES[family]}, train=train)

@@ -6,7 +6,7 @@ that the same recipe serves every one of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any
@@ -66,11 +66,30 @@ def leaves(module: nn.Module, ops: Operators, dtype: torch.dtype) -> list[Leaf]:
         laid_out = packed.get(owner) if leaf == "weight" else None
         if laid_out is None:
             found.append(Leaf(name, parameter))
-        elif not is_dataclass(laid_out):
-            raise CannotCompile(f"{name} is laid out as {type(laid_out).__name__}, which a program cannot bind")
         else:
-            found += [Leaf(name, getattr(laid_out, f), f) for f in _tensor_fields(laid_out)]
+            found += _laid_out(name, laid_out)
     return found
+
+
+def _laid_out(name: str, packed: Any) -> list[Leaf]:
+    """The tensors of a packed weight, or of one in segments, each packed: their fields are numbered."""
+    if isinstance(packed, list):
+        numbered = [(f"{i}.", leaf) for i, part in enumerate(packed) for leaf in _laid_out(name, part)]
+        return [replace(leaf, field=f"{prefix}{leaf.field}") for prefix, leaf in numbered]
+    if not is_dataclass(packed):
+        raise CannotCompile(f"{name} is laid out as {type(packed).__name__}, which a program cannot bind")
+    return [Leaf(name, getattr(packed, f), f) for f in _tensor_fields(packed)]
+
+
+def _with_tensors(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """A packed weight of these tensors, by their fields."""
+    if not isinstance(packed, list):
+        return replace(packed, **tensors)
+    parts: list[dict[str, Tensor]] = [{} for _ in packed]
+    for field, tensor in tensors.items():
+        number, _, inner = field.partition(".")
+        parts[int(number)][inner] = tensor
+    return [_with_tensors(part, own) for part, own in zip(packed, parts, strict=True)]
 
 
 def block_stage(
@@ -194,7 +213,7 @@ class _weights:
         for name, tensors in self.packed.items():
             layer = self.parts[name]
             real = _packed(self.real[name], self.ops, self.dtype)
-            packed = replace(real, **tensors)
+            packed = _with_tensors(real, tensors)
             layer.cache._entry = _PackedWeight(
                 layer.weight, layer.weight._version, self.ops.numerics, self.dtype, packed
             )

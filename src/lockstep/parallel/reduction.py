@@ -6,7 +6,9 @@ nodes up as a single process would. With one node per rank that moves what a rin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,43 +16,102 @@ from torch import Tensor
 from lockstep.ops import Operators
 from lockstep.ops.tree import SQUARE_BLOCK, tree_sum
 from lockstep.parallel.collectives import Mesh
-from lockstep.parallel.shards import Cut, Shards, joined
-from lockstep.parallel.tree import Node, NodeTree, nodes_of, spread
+from lockstep.parallel.shards import Cut, Run, Shards, joined
+from lockstep.parallel.transport import Pending
+from lockstep.parallel.tree import NodeTree, nodes_of, spread
+
+BUCKET_BYTES = 25 << 20
+"""Of gradients that go as one message to each owner."""
 
 
-def reduce_runs(trees: Mapping[str, NodeTree], shards: Shards, leaves: int) -> dict[str, Tensor]:
-    """Whole-size tensors of which this rank's own runs hold the root of the tree; the rest is left to `collect`.
+class Reduction:
+    """The sum of a step's gradients over micro-batches and replicas, bucket by bucket.
 
-    trees: by parameter, with this rank's leaves put in; they are used up.
+    A bucket is parameters that stand next to each other. They are begun from the last on, as the backward pass gives
+    them, each as soon as this rank has all its micro-batches of it and of those before it: so every rank begins them in
+    one order, and a bucket is on its way while the backward pass goes on.
     """
-    axis = shards.axis
-    nodes = [nodes_of(part.start, part.stop, leaves) for part in spread(leaves, axis.size)]
-    held = {name: tree.nodes for name, tree in trees.items()}
-    result = {name: found[nodes[axis.index][0]].contiguous() for name, found in held.items()}
-    if axis.size == 1:
-        return result
-    outgoing = [
-        joined(shards.read({run.name: held[run.name][node]}, run) for node in nodes[axis.index] for run in shards.of(i))
-        for i in range(axis.size)
-    ]
-    share = sum(run.size for run in shards.own)
-    incoming = [torch.empty(0 if i == axis.index else len(nodes[i]) * share) for i in range(axis.size)]
-    incoming[axis.index] = outgoing[axis.index]
-    axis.exchange(outgoing, incoming)
-    _add_up(incoming, nodes, shards, leaves, result)
-    return result
+
+    def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int = BUCKET_BYTES) -> None:
+        """tensors: of the gradients' names and shapes. leaves: micro-batches of all ranks. size: bytes of a bucket."""
+        self.shards, self.leaves, self.axis = shards, leaves, shards.axis
+        mine = spread(leaves, self.axis.size)
+        self._nodes = [nodes_of(part.start, part.stop, leaves) for part in mine]
+        self._trees = {name: NodeTree(leaves) for name in tensors}
+        self._missing = dict.fromkeys(tensors, len(mine[self.axis.index]))
+        self._waiting = deque(_buckets(tensors, size))
+        self._begun: deque[_Bucket] = deque()
+        self._result: dict[str, Tensor] = {}
+
+    @property
+    def begun(self) -> int:
+        """How many buckets are on their way."""
+        return len(self._begun)
+
+    def put(self, name: str, leaf: int, gradient: Tensor) -> None:
+        """Give the gradient of one of this rank's micro-batches, which is owned by the sum from then on."""
+        self._trees[name].put(leaf, gradient)
+        self._missing[name] -= 1
+        while self._waiting and not any(self._missing[each] for each in self._waiting[0]):
+            self._begin(self._waiting.popleft())
+
+    def total(self) -> dict[str, Tensor]:
+        """Whole-size tensors of which this rank's own runs hold the root of the tree; the rest is left to `collect`."""
+        assert not self._waiting, f"no gradient came of {self._waiting}"
+        while self._begun:
+            self._end(self._begun.popleft())
+        return {name: self._result.pop(name) for name in self._missing}
+
+    def _begin(self, names: Sequence[str]) -> None:
+        here, chosen = self._nodes[self.axis.index], set(names)
+        held = {name: self._trees.pop(name).nodes for name in names}
+        self._result |= {name: found[here[0]].contiguous() for name, found in held.items()}
+        if self.axis.size == 1:
+            return
+        runs = [[run for run in self.shards.of(i) if run.name in chosen] for i in range(self.axis.size)]
+        outgoing = [
+            joined(self.shards.read({run.name: held[run.name][node]}, run) for node in here for run in theirs)
+            for theirs in runs
+        ]
+        own = runs[self.axis.index]
+        share = sum(run.size for run in own)
+        incoming = [torch.empty(len(nodes) * share) for nodes in self._nodes]
+        incoming[self.axis.index] = outgoing[self.axis.index]
+        self._begun.append(_Bucket(own, incoming, self.axis.begin_exchange(outgoing, incoming)))
+
+    def _end(self, bucket: _Bucket) -> None:
+        """One tree over everything of a bucket that this rank owns at once: its runs back to back."""
+        for message in bucket.pending:
+            message.wait()
+        if not bucket.own:
+            return
+        tree, sizes = NodeTree(self.leaves), [run.size for run in bucket.own]
+        for received, theirs in zip(bucket.incoming, self._nodes, strict=True):
+            for node, values in zip(theirs, received.view(len(theirs), -1), strict=True):
+                tree.put_node(node, values)
+        for run, values in zip(bucket.own, tree.total().split(sizes), strict=True):
+            self.shards.write(self._result, run, values)
 
 
-def _add_up(
-    incoming: list[Tensor], nodes: list[list[Node]], shards: Shards, leaves: int, result: dict[str, Tensor]
-) -> None:
-    """One tree over everything this rank owns at once: its runs back to back."""
-    tree, sizes = NodeTree(leaves), [run.size for run in shards.own]
-    for received, theirs in zip(incoming, nodes, strict=True):
-        for node, values in zip(theirs, received.view(len(theirs), -1), strict=True):
-            tree.put_node(node, values)
-    for run, values in zip(shards.own, tree.total().split(sizes), strict=True):
-        shards.write(result, run, values)
+class _Bucket(NamedTuple):
+    """A bucket on its way: this rank's runs of it, what comes in from each rank, and the messages."""
+
+    own: list[Run]
+    incoming: list[Tensor]
+    pending: list[Pending]
+
+
+def _buckets(tensors: Mapping[str, Tensor], size: int) -> list[list[str]]:
+    """Names from the last on, in lists of at least so many bytes."""
+    found: list[list[str]] = [[]]
+    held = 0
+    for name in reversed(tensors):
+        if held >= size:
+            found.append([])
+            held = 0
+        found[-1].append(name)
+        held += tensors[name].nbytes
+    return found
 
 
 def global_norm(

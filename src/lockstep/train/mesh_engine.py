@@ -15,10 +15,10 @@ from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.recompute import recomputing
-from lockstep.parallel.reduction import global_norm, reduce_runs
+from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.shards import Run, Shards
 from lockstep.parallel.stages import TIED
-from lockstep.parallel.tree import NodeTree, spread
+from lockstep.parallel.tree import spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
 from lockstep.train.layout import recompute_policy
@@ -74,7 +74,7 @@ class OnMesh:
         reset_peak()
         self.mesh.take_traffic()
         self.level.prepare()
-        weight, trees = token_weight(batches), {name: NodeTree(self.leaves) for name in self.owned}
+        weight, sums = token_weight(batches), Reduction(self.owned, self.shards, self.leaves)
         found = torch.zeros(self.leaves, 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ class OnMesh:
             return objective
 
         def put(name: str, m: int, gradient: Tensor) -> None:
-            trees[name].put(self.mine[m], gradient)
+            sums.put(name, self.mine[m], gradient)
 
         def ended(m: int, objective: float, loss: float) -> None:
             found[self.mine[m]] = torch.tensor([objective, loss], dtype=torch.float64)
 
         mine = [batches[i] for i in self.mine]
         self.pipeline.step(mine, finish, put, self.level.work(mine, weight, ended))
-        total = reduce_runs(trees, self.shards, self.leaves)
+        total = sums.total()
         objectives, losses = self._merged(found).T.tolist()
         return StepGradient([total[name] for name in self.owned], tree_total(losses), tree_total(objectives))
 
