@@ -105,7 +105,7 @@ def _buckets(tensors: Mapping[str, Tensor], size: int) -> list[list[str]]:
     """Names from the last on, in lists of at least so many bytes."""
     found: list[list[str]] = [[]]
     held = 0
-    for name in reversed(tensors):
+    for name in reversed(list(tensors)):
         if held >= size:
             found.append([])
             held = 0
