@@ -40,7 +40,7 @@ void row_gradients(float* p, float* dp, float lse, float delta, float cap, int64
   for (int64_t j = 0; j < BLOCK; j += 16) {
     F16 score = F16::load(p + j);
     if (cap > 0.0f) score = capped(score, cap);
-    F16 e = exp2(score - F16::all(lse));
+    F16 e = exp2_low(score - F16::all(lse));  // a masked score may be above lse: it is overwritten below
     F16 d = e * (F16::load(dp + j) - F16::all(delta));
     if (cap > 0.0f) d = d * capped_slope(score, cap);
     e.store(p + j);

@@ -12,10 +12,11 @@
 namespace lockstep {
 
 constexpr int64_t TASK_ROWS = 96;      // rows of a task (a multiple of every tile height)
-constexpr int64_t TASK_COLUMNS = 128;  // columns of a task
-// k of a block: two panels of it stay in the first-level cache, TASK_ROWS x DEPTH floats in the second-level one.
+constexpr int64_t TASK_COLUMNS = 256;  // columns of a task: its left-hand side is copied once for all of them
+// k of a block: a panel and TILE_ROWS rows of it stay in the first-level cache, even where the rows are strided;
+// TASK_ROWS x DEPTH floats in the second-level one.
 template <typename T>
-constexpr int64_t DEPTH = sizeof(T) == 2 ? 384 : 192;
+constexpr int64_t DEPTH = sizeof(T) == 2 ? 256 : 192;
 
 // A block of the left-hand side as float32, keeping its orientation so that copying is by contiguous runs.
 struct LeftBlock {
