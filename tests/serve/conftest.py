@@ -44,10 +44,13 @@ def saved() -> str:
 
 
 @contextmanager
-def server(**settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A server of its own, whose engine checks its pages after every step: (its URL, the process)."""
+def server(directory: str | None = None, **settings: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server of its own, whose engine checks its pages after every step: (its URL, the process).
+
+    directory: the model; by default the tiny one.
+    """
     settings = {"kv_memory": "64MiB", **settings}
-    command = [sys.executable, "-m", "lockstep", "serve", saved(), "--model-name", "tiny", "--port", "0"]
+    command = [sys.executable, "-m", "lockstep", "serve", directory or saved(), "--model-name", "tiny", "--port", "0"]
     command += [argument for key, value in settings.items() for argument in ("--set", f"serve.{key}={value}")]
     process = subprocess.Popen(
         [*command, "--log-level", "debug"], stdout=subprocess.PIPE, text=True,

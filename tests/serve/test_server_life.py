@@ -245,6 +245,27 @@ def test_a_killed_engine_fails_what_it_ran_and_is_started_again(tmp_path):
         assert gauge(url, "lockstep:engine_starts_total") == 2
 
 
+def test_an_engine_that_hangs_is_ended_and_started_again():
+    """It is stopped, so it neither answers nor computes; a stopped one does not outlive its server either."""
+    with server(hang_seconds=2) as (url, process):
+        stopped = engine_of(process)
+        said: list[httpx.Response] = []
+        asking = threading.Thread(
+            target=lambda: said.append(httpx.post(f"{url}/v1/completions", json=LONG, timeout=60))
+        )
+        asking.start()
+        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 1)
+        os.kill(stopped, signal.SIGSTOP)
+        asking.join(10)
+        assert said[0].status_code == 503
+        assert "did not answer for 2 seconds" in said[0].json()["error"]["message"]
+        wait_for(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
+        os.kill(engine_of(process), signal.SIGSTOP)
+        last = engine_of(process)
+        process.kill()
+        wait_for(lambda: not Path(f"/proc/{last}").exists() or not Path(f"/proc/{last}/cmdline").read_bytes())
+
+
 def test_an_engine_ends_with_its_server():
     with server() as (_, process):
         engine = engine_of(process)

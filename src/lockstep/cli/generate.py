@@ -35,13 +35,15 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")] = None,
     logprobs: Annotated[bool, typer.Option("--logprobs", help="Log-probabilities in the JSON lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines also for --prompt.")] = False,
+    tp: Annotated[int, typer.Option(help="Processes that share the model.", min=1)] = 1,
     dtype: Dtype = "bfloat16",
     numerics: Numerics = "bitwise",
 ) -> None:
     """Complete prompts and print the text."""
     with heavy_imports():
-        from lockstep.model import PackedCache, load
+        from lockstep.model import PackedCache
         from lockstep.serve import Engine
+        from lockstep.serve.tp import open_model
 
     if bool(prompt) == (input is not None):
         raise LockstepError("give the prompts in one way: --prompt TEXT (repeatable), or --input FILE of JSON lines.")
@@ -51,8 +53,9 @@ def generate(
     }  # fmt: skip
     rows = [{"prompt": text} for text in prompt] if prompt else _rows(input)
     params = [_params(row, defaults, i) for i, row in enumerate(rows, 1)]
-    engine = Engine(load(model, dtype=dtype, numerics=numerics, packed=PackedCache(log.info)))
+    engine = Engine(open_model(model, tp, dtype, numerics, packed=PackedCache(log.info)))
     completions = engine.generate([row["prompt"] for row in rows], params)
+    engine.close()
     if output is None and not as_json and input is None:
         for completion in completions:
             print(completion.text)

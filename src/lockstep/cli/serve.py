@@ -30,6 +30,7 @@ def serve(
     draft_model: Annotated[str | None, typer.Option(help="A small model that guesses ahead; same output.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for keys and values.  [default: 1GiB]")] = None,
     replicas: Annotated[int | None, typer.Option(help="Engines side by side, each a process.  [default: 1]")] = None,
+    tp: Annotated[int | None, typer.Option(help="Processes that share the model.  [default: 1]")] = None,
     dtype: Dtype = "bfloat16",
     numerics: Numerics = "bitwise",
     log_level: LogLevel = "info",
@@ -37,7 +38,7 @@ def serve(
     """Serve a model over HTTP with OpenAI's interface."""
     given = {
         "host": host, "port": port, "model_name": model_name, "api_key": api_key, "kv_memory": kv_memory,
-        "draft_model": draft_model, "replicas": replicas,
+        "draft_model": draft_model, "replicas": replicas, "tp": tp,
     }  # fmt: skip
     settings = [*(set_ or []), *(f"serve.{key}={value}" for key, value in given.items() if value is not None)]
     whole = load_config(config, settings)
@@ -51,19 +52,21 @@ def serve(
 
 def _run(source: str, config: ServeConfig, dtype: Dtype, numerics: Numerics, log_level: LogLevel) -> None:
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    from lockstep.serve.launch import launch
+    from lockstep.serve.launch import launch, share_of_cores
     from lockstep.serve.port import bind
     from lockstep.serve.wire import EngineSpec
 
     bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
-    launched = launch() if config.replicas == 1 else None  # it imports PyTorch while this process reads the rest
+    # It imports PyTorch while this process reads the rest.
+    launched = launch(share_of_cores(config.tp), config.tp) if config.replicas == 1 else None
     from lockstep.serve.api import serve as run_server
     from lockstep.serve.replicas import Replicas
 
     spec = EngineSpec(
         source, dtype, numerics, byte_count(config.kv_memory), config.kv_dtype, config.max_batch_tokens,
         config.level, config.max_running, config.max_queue, config.prefix_cache, config.drafts, config.draft_model,
-        log_level, weight_cache=byte_count(config.weight_cache),
+        log_level, weight_cache=byte_count(config.weight_cache), tp=config.tp,
     )  # fmt: skip
     with bound:
-        run_server(Replicas(spec, config.replicas, launched), config.model_name or source, config, bound)
+        engines = Replicas(spec, config.replicas, launched, config.hang_seconds)
+        run_server(engines, config.model_name or source, config, bound)

@@ -56,6 +56,9 @@ class ServeConfig(Section):
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
     """Engines side by side, each a process with kv_memory and weights of its own; a request goes where its prefix is
     known. The cores are shared out among them."""
+    tp: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that share every engine's model, each with its part of the weights, keys and values (tensor parallel).
+    The model's canonical_tp must be a multiple; the bits do not depend on it."""
     prefix_cache: bool = True
     """Keep the keys and values of finished requests and share them by prefix."""
     drafts: Annotated[int, Field(ge=0, le=32)] | None = None
@@ -75,5 +78,7 @@ class ServeConfig(Section):
     """The largest request body; a larger one is answered with 413."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30
     """At SIGTERM: how long running requests may go on."""
+    hang_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """How long an engine may neither answer nor compute before it is ended and started again."""
     weight_updates: bool = False
     """Let clients replace the weights with those of a path on this machine (POST /v1/weights)."""

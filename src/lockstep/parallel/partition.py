@@ -70,7 +70,11 @@ class Partition:
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """This rank's slice of a whole tensor: a view."""
-        return self._pieces(name, whole)[self.mesh["tp"].index]
+        return self.slice_of(self.mesh["tp"].index, name, whole)
+
+    def slice_of(self, index: int, name: str, whole: Tensor) -> Tensor:
+        """The slice of the tensor-parallel rank at this place: a view."""
+        return self._pieces(name, whole)[index]
 
     def join(self, name: str, slices: list[Tensor]) -> Tensor:
         """The whole tensor of all tensor-parallel ranks' slices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -38,39 +39,41 @@ class Transport(Protocol):
 
 
 class ProcessTransport:
-    """Ranks as processes, over an initialised ``torch.distributed`` group of all of them.
+    """Ranks as processes, over a ``torch.distributed`` group of all of them, or the backend of one.
 
     Every message of a pair has its own tag, so that Gloo, which promises no order, keeps it.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+    def __init__(self, group: dist.ProcessGroup, patience: timedelta | None = None) -> None:
+        """patience: how long to wait for a message; None: as long as the group does."""
+        self._patience = () if patience is None else (patience,)
+        self.rank, self.size = group.rank(), group.size()
         self._group = group
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
 
     def send(self, tensor: Tensor, to: int) -> Pending:
         self._sent[to] += 1
-        return self._begin(dist.isend, tensor, to, self._sent[to] % _TAGS)
+        return self._begin(self._group.send, tensor, to, self._sent[to] % _TAGS)
 
     def receive(self, out: Tensor, source: int) -> Pending:
         self._received[source] += 1
-        return self._begin(dist.irecv, out, source, self._received[source] % _TAGS)
+        return self._begin(self._group.recv, out, source, self._received[source] % _TAGS)
 
     def _begin(self, start: Any, tensor: Tensor, peer: int, tag: int) -> Pending:
         try:
-            return _Checked(start(tensor, peer, group=self._group, tag=tag), self.rank, peer)
+            return _Checked(start([tensor], peer, tag), self.rank, peer, self._patience)
         except RuntimeError as error:
             raise lost(self.rank, peer, error) from error
 
 
 class _Checked:
-    def __init__(self, work: Any, rank: int, peer: int) -> None:
-        self._work, self._rank, self._peer = work, rank, peer
+    def __init__(self, work: Any, rank: int, peer: int, patience: tuple[timedelta, ...]) -> None:
+        self._work, self._rank, self._peer, self._patience = work, rank, peer, patience
 
     def wait(self) -> None:
         try:
-            self._work.wait()
+            self._work.wait(*self._patience)
         except RuntimeError as error:
             raise lost(self._rank, self._peer, error) from error
 

@@ -1,23 +1,28 @@
-"""The engine's process: `python -m lockstep.serve.child FD`. Commands come in and reports go out through a socket.
+"""The engine's process (`launch.py` starts it). Commands come in and reports go out through a socket.
 
-It ends when the server does: a server that is gone has closed the socket, however it ended.
+It ends when the server does: a server that is gone has closed the socket, however it ended. With TP > 1 it is the first
+of so many processes that share the model (`serve/tp`), and ends the others.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import queue
-import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lockstep.errors import LockstepError
+from lockstep.serve.launch import Launched, begin, launch_ranks
 from lockstep.serve.params import Output
-from lockstep.serve.state import PromptTooLong, QueueFull
+from lockstep.serve.state import PromptTooLong, QueueFull, RanksLost
+from lockstep.serve.tp import open_model
 from lockstep.serve.wire import (
     Abort,
     Accepted,
@@ -25,6 +30,8 @@ from lockstep.serve.wire import (
     EngineSpec,
     Failed,
     Message,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Replaced,
@@ -44,13 +51,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep.serve")
 State = dict[str, "Tensor"]
+_GRACE = 5.0
+"""Seconds that a step may last after the server is gone."""
 
 
 def main() -> None:
-    # The server says when it is over: a signal to the whole group must not cut off what the server lets finish.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link = socket.socket(fileno=int(sys.argv[1]))
+    link = begin()
+    ranks = launch_ranks(int(sys.argv[3]))  # they import PyTorch while this process does
     gc.disable()  # PyTorch makes objects that stay: to look through them while they are made finds nothing
     import lockstep.model
     import lockstep.serve.engine  # noqa: F401
@@ -63,9 +70,13 @@ def main() -> None:
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     sender = _Sender(link)
     try:
-        engine = build(spec)
+        engine = build(spec, ranks)
         sender(_ready(engine))
         Loop(engine, spec, sender).run(link)
+        engine.close()
+    except RanksLost as error:
+        sender(Failed(str(error)))
+        sys.exit(1)
     except (LockstepError, OSError, MemoryError) as error:
         sender(Failed(str(error), mistake=True))
     except Exception as error:
@@ -74,15 +85,15 @@ def main() -> None:
         sys.exit(1)
 
 
-def build(spec: EngineSpec) -> Engine:
-    """The engine that a spec describes."""
+def build(spec: EngineSpec, ranks: Sequence[Launched]) -> Engine:
+    """The engine that a spec describes. ranks: the processes besides this one, which wait to be told."""
     from lockstep.model import PackedCache, load
     from lockstep.serve.engine import Engine
 
     draft = spec.draft_model
     packed = PackedCache(log.info, spec.weight_cache) if spec.weight_cache else None
     engine = Engine(
-        load(spec.model, dtype=spec.dtype, numerics=spec.numerics, packed=packed),
+        open_model(spec.model, spec.tp, spec.dtype, spec.numerics, ranks, packed),
         kv_memory=spec.kv_memory,
         kv_dtype=spec.kv_dtype,
         max_batch_tokens=spec.max_batch_tokens,
@@ -107,7 +118,7 @@ class Loop:
 
     def __init__(self, engine: Engine, spec: EngineSpec, send: _Sender) -> None:
         self._engine, self._spec, self._send = engine, spec, send
-        self._inbox: queue.SimpleQueue[Message | tuple[Weights, State] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Message | tuple[Weights, State] | RanksLost | None] = queue.SimpleQueue()
         self._helpers = ThreadPoolExecutor(2)
         self._server_ids: dict[int, int] = {}
         """By the engine's id of a request."""
@@ -120,6 +131,7 @@ class Loop:
 
     def run(self, link: socket.socket) -> None:
         threading.Thread(target=self._read, args=(link,), daemon=True).start()
+        self._engine.watch(lambda reason: self._inbox.put(RanksLost(reason)))
         while True:
             while not self._inbox.empty() or not self._engine.has_work():
                 command = self._inbox.get()
@@ -139,6 +151,8 @@ class Loop:
             else:
                 self._inbox.put(command)
         self._inbox.put(None)
+        time.sleep(_GRACE)
+        os._exit(1)  # the other thread waits for a rank that does not answer
 
     def _compile(self, command: Submit) -> None:
         try:
@@ -153,8 +167,10 @@ class Loop:
         except Exception as error:
             self._inbox.put(refusal(command.identity, error))
 
-    def _obey(self, command: Message | tuple[Weights, State]) -> None:
+    def _obey(self, command: Message | tuple[Weights, State] | RanksLost) -> None:
         match command:
+            case RanksLost():
+                raise command
             case Refused(identity=identity):
                 self._preparing.discard(identity)
                 self._dropped.discard(identity)
@@ -172,10 +188,14 @@ class Loop:
                     self._tell(self._engine.abort(self._engine_ids[identity]))
             case Embed():
                 self._embed(command)
+            case Ping():
+                self._send(Pong())
             case (Weights(identity=identity), state):
                 try:
                     self._engine.update_weights(state)
                     self._send(Replaced(identity, len(state)))
+                except RanksLost:
+                    raise
                 except LockstepError as error:
                     self._send(refusal(identity, error))
 
@@ -192,10 +212,10 @@ class Loop:
         self._send(Accepted(command.identity))
 
     def _embed(self, command: Embed) -> None:
-        from lockstep.serve.embedding import embed
-
         try:
-            vectors = embed(self._engine.model, command.prompts, command.pooling, command.unit)
+            vectors = self._engine.embed(command.prompts, command.pooling, command.unit)
+        except RanksLost:
+            raise
         except LockstepError as error:
             return self._send(refusal(command.identity, error))
         self._send(Vectors(command.identity, [vector.astype("<f4").tobytes() for vector in vectors]))

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.errors import LockstepError
+from lockstep.model import Model
 from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
 from lockstep.serve.capacity import page_count
 from lockstep.serve.draft_model import DraftModel, check_draft
 from lockstep.serve.drawing import Draw, draw_all
+from lockstep.serve.embedding import Pooling, embed_with
 from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
 from lockstep.serve.runner import Level, Runner, page_bytes
 from lockstep.serve.sampler import draw_seed
@@ -32,13 +36,15 @@ from lockstep.serve.text import Decode
 from lockstep.serve.weights import replace_weights
 
 if TYPE_CHECKING:
-    from lockstep.model import Model
+    from lockstep.serve.tp.group import Group
 
 
 class Engine:
     """Serves a model: continuous batching, chunked prefill, a radix cache over KV pages.
 
-    model: what `lockstep.load` gives. kv_memory: bytes for keys and values. max_batch_tokens: tokens of one step.
+    model: what `lockstep.load` gives, or the processes that share one (`serve.tp`). tp: processes that share the
+    model's layers, with its bytes, where its canonical_tp is a multiple; `close` ends them.
+    kv_memory: bytes for keys and values, of all processes together. max_batch_tokens: tokens of one step.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
     kv_dtype: "int8" halves what a page takes, on a model loaded with numerics "fast"; "auto" is the model's dtype.
     drafts: tokens that are guessed and verified in one pass; the output is the same without. They are guessed by
@@ -49,8 +55,9 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Group,
         *,
+        tp: int = 1,
         kv_memory: int = 2**30,
         kv_dtype: Literal["auto", "int8"] = "auto",
         max_batch_tokens: int = 512,
@@ -62,13 +69,15 @@ class Engine:
         level: Level = "O2",
         debug: bool = False,
     ) -> None:
-        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running)):
+        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running), ("tp", tp)):
             if value < 1:
                 raise LockstepError(f"{name} is {value}: give 1 or more.")
+        self._group = None if isinstance(model, Model) else model
+        self.model = model = model if isinstance(model, Model) else model.model
+        """What was given; of processes that were given, the part of this one."""
         pages_dtype = _pages_dtype(model, kv_dtype)
-        page = page_bytes(model, pages_dtype) + (0 if draft_model is None else page_bytes(draft_model))
-        pages = page_count(kv_memory, page)
-        self.model = model
+        page = page_bytes(model, pages_dtype) * (1 if self._group is None else self._group.tp)
+        pages = page_count(kv_memory, page + (0 if draft_model is None else page_bytes(draft_model)))
         tokenizer = model.tokenizer if model.has_tokenizer else None
         self._decode: Decode = tokenizer.decode if tokenizer is not None else _no_text
         self._eos = frozenset(model.config.eos_ids) | (tokenizer.eos_ids if tokenizer is not None else frozenset())
@@ -85,7 +94,14 @@ class Engine:
         if drafts is None:
             drafts = 0 if draft_model is None else 4
         self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter)
-        self._runner = Runner(model, pages, pages_dtype, max_batch_tokens, level)
+        if self._group is None and tp > 1:
+            from lockstep.serve.tp.group import Group
+
+            self._group = Group.share(model, tp)
+        if self._group is None:
+            self._runner = Runner(model, pages, pages_dtype, max_batch_tokens, level)
+        else:
+            self._runner = self._group.runner(pages, pages_dtype, max_batch_tokens, level)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}
         self._guides: dict[int, Guide] = {}
@@ -222,9 +238,28 @@ class Engine:
         requests keep the tokens they have and compute their keys and values again.
         Raises LockstepError, having changed nothing, when names or shapes do not fit.
         """
-        replace_weights(self.model, state)
+        if self._group is None:
+            replace_weights(self.model, state)
+        else:
+            self._group.update_weights(state)
         self._scheduler.restart()
         self._runner.prepare()
+
+    def embed(
+        self, prompts: Many[Many[int]], pooling: Pooling = "mean", unit: bool = True
+    ) -> list[NDArray[np.float32]]:
+        """A vector for each prompt of token ids: see `embedding.embed`, whose bytes these are."""
+        return embed_with(self._runner.hidden, self.model.config, prompts, pooling, unit)
+
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the reason, from another thread, when one of the engine's other processes ends."""
+        if self._group is not None:
+            self._group.processes.watch(tell)
+
+    def close(self) -> None:
+        """End the engine's other processes, where it has some. It cannot be used afterwards."""
+        if self._group is not None:
+            self._group.close()
 
     def _expired(self) -> list[Output]:
         now = time.monotonic()

@@ -1,27 +1,65 @@
-"""Starts the engine's process. Imports nothing that takes time, so that it can be the first thing a server does."""
+"""Starts the engine's processes. Imports nothing that takes time, so that it can be the first thing a server does."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+
+from lockstep.cores import usable_cores
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A process of `lockstep.serve.child` that waits for an EngineSpec on its end of the socket."""
+    """A process that waits for its first message, for an engine an EngineSpec, on its end of the socket."""
 
     process: subprocess.Popen[bytes]
     link: socket.socket
 
 
-def launch(threads: int | None = None) -> Launched:
-    """threads: how many it computes with; None: as many as it likes."""
+def launch(threads: int | None = None, tp: int = 1) -> Launched:
+    """An engine's process. threads: how many it computes with; None: as many as it likes. tp: processes that share its
+    model, which it starts."""
+    return _launch("lockstep.serve.child", threads, str(tp))
+
+
+def launch_ranks(tp: int) -> list[Launched]:
+    """The processes that share a model with this one, which is the first of tp. Each has its share of the cores."""
+    return [_launch("lockstep.serve.tp.rank", share_of_cores(tp)) for _ in range(tp - 1)]
+
+
+def share_of_cores(processes: int) -> int | None:
+    """Threads for each of so many processes that compute at once; None for one, which takes what it likes."""
+    return None if processes == 1 else max(1, usable_cores() // processes)
+
+
+def _launch(module: str, threads: int | None, *arguments: str) -> Launched:
     environment = None if threads is None else {"OMP_NUM_THREADS": str(threads), **os.environ}
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-m", "lockstep.serve.child", str(theirs.fileno())]
+        # The system ties a process to the thread that started it: to the main one that is to this process.
+        tied = str(int(threading.current_thread() is threading.main_thread()))
+        command = [sys.executable, "-m", module, str(theirs.fileno()), tied, *arguments]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
     return Launched(process, ours)
+
+
+def begin() -> socket.socket:
+    """What a launched process does first; gives its end of the socket.
+
+    It ends with the process that launched it, even when it is stopped then and cannot notice; signals to the whole
+    group do not end it before that one says so.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux" and sys.argv[2] == "1":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return socket.socket(fileno=int(sys.argv[1]))

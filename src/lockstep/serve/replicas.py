@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.cores import usable_cores
 from lockstep.errors import LockstepError
-from lockstep.serve.launch import Launched
+from lockstep.serve.launch import Launched, share_of_cores
 from lockstep.serve.params import SamplingParams
 from lockstep.serve.router import Router
 from lockstep.serve.state import QueueFull, Stats
@@ -27,10 +26,12 @@ from lockstep.serve.wire import EngineSpec
 class Replicas:
     """The engines. `run` until `stop`; the other methods raise EngineFailed while no engine is ready."""
 
-    def __init__(self, spec: EngineSpec, count: int = 1, first: Launched | None = None) -> None:
-        """first: a process that was launched before there was time to make this."""
-        threads = None if count == 1 else max(1, usable_cores() // count)
-        self._all = [Supervisor(spec, first if i == 0 else None, threads) for i in range(count)]
+    def __init__(
+        self, spec: EngineSpec, count: int = 1, first: Launched | None = None, hang_seconds: float = 30.0
+    ) -> None:
+        """first: a process that was launched before there was time to make this. hang_seconds: see `Supervisor`."""
+        threads = share_of_cores(count * spec.tp)
+        self._all = [Supervisor(spec, first if i == 0 else None, threads, hang_seconds) for i in range(count)]
         self._router = Router()
         self._seen = [0] * count
         """The start of each replica that the router knows of."""

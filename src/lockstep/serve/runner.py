@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from lockstep.model.pages import Make, make_pages
-from lockstep.ops import Paged, Pages
+from lockstep.ops import Packed, Paged, Pages
 from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
     from lockstep.model import Model
+    from lockstep.serve.tp.group import Group
+    from lockstep.serve.tp.head import SharedHead
 
 log = logging.getLogger("lockstep.serve")
 Level = Literal["O0", "O2"]
@@ -37,31 +39,63 @@ class Runner:
     """A model with `pages` pages of keys and values per layer."""
 
     def __init__(
-        self, model: Model, pages: int, dtype: torch.dtype | None = None, rows: int = 512, level: Level = "O2"
+        self,
+        model: Model,
+        pages: int,
+        dtype: torch.dtype | None = None,
+        rows: int = 512,
+        level: Level = "O2",
+        group: Group | None = None,
+        shared_head: SharedHead | None = None,
     ) -> None:
         """dtype: of the pages, by default the model's; int8 with `numerics: fast`. rows: the most tokens of a step.
 
-        level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same.
+        level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same. group: the ranks
+        that share the model, of which this is the first; the others are told of every pass. shared_head: that of
+        another rank.
         """
-        self.model = model
+        self.model, self._group = model, group
+        self._shared_head = shared_head if group is None else group.head
         self.prepare()
         self._cache = _pages(model, pages, dtype, _zeros)
-        self._forward = self._compiled(rows) if level == "O2" and model.ops.numerics == "bitwise" else self._eager
+        self._forward: Callable[[Tensor, Paged], Tensor] = self._eager
+        if level == "O2" and model.ops.numerics == "bitwise":
+            self._forward = self._compiled(rows)
 
     def prepare(self) -> None:
         """Pack the weights, where they are not packed yet."""
-        self.model.decoder.prepare(self.model.ops, self.model.dtype)
+        self.model.decoder.prepare(self.model.ops, self.model.dtype, head=self._shared_head is None)
+        if self._shared_head is not None:
+            self._shared_head.prepare()
 
-    @torch.inference_mode()
     def run(self, step: Step, rows: list[int]) -> Tensor:
         """Write the step's keys and values; logits float32 [len(rows), V] of these rows of the packed step."""
-        model = self.model
         tokens = torch.tensor([token for chunk in step.chunks for token in chunk.tokens], dtype=torch.int64)
-        hidden = self._forward(tokens, _paged(step))
-        if not rows:
-            return torch.empty(0, model.config.vocab_size)
-        picked = hidden if len(rows) == len(tokens) else hidden[torch.tensor(rows)]
-        return model.decoder.head(model.ops, picked)
+        return self._together(tokens, _paged(step), torch.tensor(rows, dtype=torch.int64))[1]
+
+    def hidden(self, tokens: Tensor, batch: Packed) -> Tensor:
+        """Whole sequences, without pages: tokens int64 [T] -> hidden [T, D] after the final norm."""
+        return self._together(tokens, batch, torch.empty(0, dtype=torch.int64))[0]
+
+    def _together(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """`compute`, on all ranks where there are some."""
+        if self._group is None:
+            return self.compute(tokens, batch, rows)
+        with self._group.passing(tokens, batch, rows):
+            return self.compute(tokens, batch, rows)
+
+    @torch.inference_mode()
+    def compute(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens int64 [T], rows int64 [R] -> hidden [T, D] after the final norm, logits float32 [R, V] of the rows."""
+        model = self.model
+        if isinstance(batch, Paged):
+            hidden = self._forward(tokens, batch)
+        else:
+            hidden = model.decoder(model.ops, tokens, batch, dtype=model.dtype)
+        if not len(rows):
+            return hidden, torch.empty(0, model.config.vocab_size)
+        picked = hidden if len(rows) == len(tokens) else hidden[rows]
+        return hidden, model.decoder.head(model.ops, picked) if self._shared_head is None else self._shared_head(picked)
 
     def _eager(self, tokens: Tensor, batch: Paged) -> Tensor:
         model = self.model
@@ -73,6 +107,9 @@ class Runner:
         from lockstep.compile import Cache, CannotCompile, Compiler, ServingProgram
 
         model = self.model
+        if self._shared_head is not None:
+            log.info("operators run one by one (O0): with tp, sums reach across processes")
+            return self._eager
         compiler = Compiler("O2", cache=Cache(), note=log.info)
         try:
             return ServingProgram(model.decoder, model.ops, self._cache, model.dtype, compiler, rows)

@@ -15,6 +15,10 @@ class QueueFull(LockstepError):
     """There are as many waiting requests as the engine accepts; try again later."""
 
 
+class RanksLost(LockstepError):
+    """One of the processes that share the model has ended: nobody else has its part, and the others serve no more."""
+
+
 @dataclass(frozen=True)
 class Stats:
     """A moment's state of the engine, for metrics."""

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from lockstep.errors import LockstepError
 from lockstep.model.tokenizer import Tokenizer
+from lockstep.serve.heartbeat import BEATS, Heartbeat, processor_seconds
 from lockstep.serve.launch import Launched, launch
 from lockstep.serve.params import Output, SamplingParams
 from lockstep.serve.state import PromptTooLong, QueueFull, Stats
@@ -33,6 +34,7 @@ from lockstep.serve.wire import (
     Embed,
     EngineSpec,
     Failed,
+    Ping,
     Ready,
     Refused,
     Replaced,
@@ -94,9 +96,17 @@ class Loaded:
 class Supervisor:
     """One engine. `run` until `stop`; the other methods raise EngineFailed while the engine is not ready."""
 
-    def __init__(self, spec: EngineSpec, first: Launched | None = None, threads: int | None = None) -> None:
-        """first: a process that was launched before there was time to make this. threads: see `launch`."""
+    def __init__(
+        self,
+        spec: EngineSpec,
+        first: Launched | None = None,
+        threads: int | None = None,
+        hang_seconds: float = 30.0,
+    ) -> None:
+        """first: a process that was launched before there was time to make this. threads: see `launch`. hang_seconds:
+        after how many of neither answering nor computing an engine is ended."""
         self._spec = spec
+        self._hang_seconds, self._heartbeat = hang_seconds, Heartbeat()
         self._threads = threads
         self._first = first
         self._writer: asyncio.StreamWriter | None = None
@@ -104,6 +114,8 @@ class Supervisor:
         self._requests: dict[int, Request] = {}
         self._calls: dict[int, asyncio.Future[Report]] = {}
         self._ids = count()
+        self._replacing = 0
+        """Replacements of the weights that are not answered yet."""
         self._stopping = False
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
@@ -204,7 +216,11 @@ class Supervisor:
 
     async def update_weights(self, path: str) -> int:
         """Serve the weights at `path` from the next step on, and after a restart; gives their number of parameters."""
-        answer = await self._ask(Weights(next(self._ids), path), Replaced)
+        self._replacing += 1
+        try:
+            answer = await self._ask(Weights(next(self._ids), path), Replaced)
+        finally:
+            self._replacing -= 1
         self._spec = msgspec.structs.replace(self._spec, weights=path)
         return answer.parameters
 
@@ -226,9 +242,10 @@ class Supervisor:
 
     async def _live(self) -> tuple[str, bool]:
         """One process from its start to its end: why it ended, and whether that is the user's mistake."""
-        launched, self._first = self._first or launch(self._threads), None
+        launched, self._first = self._first or launch(self._threads, self._spec.tp), None
         reader, writer = await asyncio.open_connection(sock=launched.link, limit=2**20)
         failed: Failed | None = None
+        watch = asyncio.create_task(self._watch(launched.process, writer))
         try:
             writer.write(frame(self._spec))
             self._writer = writer
@@ -240,13 +257,29 @@ class Supervisor:
             pass  # it ended, or `stop` hung up
         finally:
             self._writer = None
+            watch.cancel()
             writer.close()
             code = await asyncio.to_thread(_end, launched.process, _GRACE if self._stopping or failed else 0.0)
+        if watch.done() and not watch.cancelled():
+            return f"the engine did not answer for {self._hang_seconds:g} seconds and was ended", False
         if failed is not None:
             return failed.reason if failed.mistake else f"the engine failed ({failed.reason})", failed.mistake
         return f"the engine ended unexpectedly ({_how(code)})", False
 
+    async def _watch(self, process: subprocess.Popen[bytes], writer: asyncio.StreamWriter) -> None:
+        """Ask at every beat whether the engine still works, and kill one that does not. While it loads, or takes new
+        weights, which may compile, it is not asked."""
+        while True:
+            await asyncio.sleep(self._hang_seconds / BEATS)
+            if self.reason is not None or self._replacing:
+                self._heartbeat.answered()
+            elif self._heartbeat.beat(processor_seconds(process.pid)):
+                return process.kill()
+            else:
+                writer.write(frame(Ping()))
+
     def _take(self, report: Report) -> None:
+        self._heartbeat.answered()
         match report:
             case Told(outputs=outputs, stats=stats):
                 self.stats = stats

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
-    from lockstep.model import Model
+    from lockstep.model import Decoder, Model
 
 
 def replace_weights(model: Model, state: Mapping[str, Tensor]) -> None:
@@ -19,7 +19,13 @@ def replace_weights(model: Model, state: Mapping[str, Tensor]) -> None:
     Nothing is changed unless all of them fit. They are copied, in the dtype that the model keeps its weights in, so
     the result has the bits of a model loaded from them. Raises LockstepError that names the first misfit.
     """
-    present = dict(model.decoder.named_parameters())
+    check_weights(model.decoder, state)
+    put_weights(model.decoder, state)
+
+
+def check_weights(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
+    """LockstepError that names the first misfit of names or shapes."""
+    present = dict(decoder.named_parameters())
     missing, unknown = present.keys() - state.keys(), state.keys() - present.keys()
     if missing or unknown:
         what = f"{min(missing)} is missing" if missing else f"{min(unknown)} is not a parameter of this model"
@@ -29,8 +35,18 @@ def replace_weights(model: Model, state: Mapping[str, Tensor]) -> None:
             raise LockstepError(
                 f"the new weights do not fit: {name} is {list(state[name].shape)}, the model has {list(old.shape)}."
             )
-    for name, old in present.items():
+
+
+def put_weights(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
+    """Copy these parameters, which fit, into the decoder, in the dtypes that it keeps."""
+    # New tensors, not new values in the old ones: those may be views of a mapped file.
+    kept = {name: old.dtype for name, old in decoder.named_parameters()}
+    give_weights(decoder, {n: state[n].detach().to(dtype, copy=True).contiguous() for n, dtype in kept.items()})
+
+
+def give_weights(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
+    """Let the decoder's parameters be these tensors themselves."""
+    for name, old in dict(decoder.named_parameters()).items():
         owner, _, leaf = name.rpartition(".")
-        # A new parameter, not new values in the old one: that may be a view of a mapped file.
-        new = nn.Parameter(state[name].detach().to(old.dtype, copy=True).contiguous(), requires_grad=old.requires_grad)
-        setattr(model.decoder.get_submodule(owner), leaf, new)
+        parameter = nn.Parameter(state[name], requires_grad=old.requires_grad)
+        setattr(decoder.get_submodule(owner), leaf, parameter)

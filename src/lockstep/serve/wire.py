@@ -42,6 +42,7 @@ class EngineSpec(Message, frozen=True):
     weights: str | None = None
     weight_cache: int = 0
     """Bytes of the disk for packed weights."""
+    tp: int = 1
 
 
 class Submit(Message, frozen=True):
@@ -70,7 +71,11 @@ class Weights(Message, frozen=True):
     path: str
 
 
-Command = EngineSpec | Submit | Abort | Embed | Weights
+class Ping(Message, frozen=True):
+    """Asks for a Pong, which comes between two steps: whether the engine still works."""
+
+
+Command = EngineSpec | Submit | Abort | Embed | Weights | Ping
 
 
 class Ready(Message, frozen=True):
@@ -116,6 +121,10 @@ class Told(Message, frozen=True):
     stats: Stats
 
 
+class Pong(Message, frozen=True):
+    """The engine works."""
+
+
 class Failed(Message, frozen=True):
     """The engine cannot start, or cannot go on. mistake: the reason is for the user; otherwise it is a bug."""
 
@@ -123,7 +132,7 @@ class Failed(Message, frozen=True):
     mistake: bool = False
 
 
-Report = Ready | Accepted | Refused | Vectors | Replaced | Told | Failed
+Report = Ready | Accepted | Refused | Vectors | Replaced | Told | Pong | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -138,9 +147,14 @@ def frame(message: Message) -> bytes:
 
 def receive(link: socket.socket) -> Command | None:
     """The next command; None when the server is gone."""
+    body = receive_frame(link)
+    return None if body is None else _command.decode(body)
+
+
+def receive_frame(link: socket.socket) -> bytes | None:
+    """The body of the next message; None when the other side is gone."""
     head = _exactly(link, _LENGTH.size)
-    body = head and _exactly(link, _LENGTH.unpack(head)[0])
-    return _command.decode(body) if body else None
+    return None if head is None else _exactly(link, _LENGTH.unpack(head)[0])
 
 
 async def read(stream: asyncio.StreamReader) -> Report:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model.decoder import Decoder
+from lockstep.ops import Operators
 
 _SHOWN = 5
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -25,20 +28,40 @@ class Stored:
     view: bool = False
 
 
+class Part(Protocol):
+    """What one of several processes holds of a model. config: of the whole; local: of its own decoder."""
+
+    config: ModelConfig
+    local: ModelConfig
+
+    def take(self, name: str, whole: Tensor) -> Tensor:
+        """Its slice of a parameter of the whole model: a view."""
+
+    def operators(self, ops: Operators) -> Operators:
+        """The operators whose products reach across the processes."""
+
+
 def fill(
-    decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], dtype: torch.dtype, source: str
+    decoder: Decoder,
+    found: Mapping[str, Stored],
+    names: Mapping[str, str],
+    dtype: torch.dtype,
+    source: str,
+    part: Part | None = None,
 ) -> set[str]:
     """Give every parameter of a decoder its stored tensor, in dtype; no copy where it has that dtype already.
 
-    names: our parameter name -> name in the file. Gives the names of those that are no views of a mapped file.
+    names: our parameter name -> name in the file. part: the decoder is the part's, and gets its slices.
+    Gives the names of those that are no views of a mapped file.
     LockstepError where a tensor is missing, unknown, or of another shape than the configuration says.
     """
-    check_fit(decoder, found, names, source)
+    check_fit(decoder if part is None else Decoder(part.config), found, names, source)
     made: set[str] = set()
     for prefix, module in decoder.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
-                name = names[f"{prefix}.{leaf}"]
+                ours = f"{prefix}.{leaf}"
+                name = names[ours]
                 tensor = found[name].read()
                 if tensor.dtype not in _DTYPES:
                     raise LockstepError(
@@ -47,9 +70,18 @@ def fill(
                     )
                 kept = torch.float32 if leaf in getattr(module, "float32", ()) else dtype
                 if tensor.dtype != kept or not found[name].view:
-                    made.add(f"{prefix}.{leaf}")
-                setattr(module, leaf, nn.Parameter(tensor.to(kept), requires_grad=parameter.requires_grad))
+                    made.add(ours)
+                own = _taken(found[name], tensor, ours, part).to(kept)
+                setattr(module, leaf, nn.Parameter(own, requires_grad=parameter.requires_grad))
     return made
+
+
+def _taken(stored: Stored, tensor: Tensor, name: str, part: Part | None) -> Tensor:
+    """The part's slice; copied where a view would keep memory of the whole tensor."""
+    if part is None:
+        return tensor
+    own = part.take(name, tensor)
+    return own if stored.view or own.shape == tensor.shape else own.clone()
 
 
 def check_fit(decoder: Decoder, found: Mapping[str, Stored], names: Mapping[str, str], source: str) -> None:

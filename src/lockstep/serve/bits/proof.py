@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.config.model import ModelConfig
 from lockstep.model import Model
 from lockstep.serve.bits.paths import Path, Pick, paths, run, training
 from lockstep.serve.bits.trace import Place, Trace, differing, first_difference, traced
@@ -26,7 +27,8 @@ class Proof:
 
 
 def prove(model: Model, sequences: Sequence[Sequence[int]]) -> Iterator[Proof]:
-    """Prove the contract on a model: every path for every sequence (token ids), logits as raw bytes; then the engine.
+    """Prove the contract on a model: every path for every sequence (token ids), logits as raw bytes; then the engine,
+    on several processes too where the model's canonical_tp allows it.
 
     The sequences ride in each other's batches. Gives one Proof per path, as it is ready.
     """
@@ -36,7 +38,8 @@ def prove(model: Model, sequences: Sequence[Sequence[int]]) -> Iterator[Proof]:
     yield _training_step(model, sequences, expected)
     for same in zip(*by_path, strict=True):
         yield _prove_path(model, same, sequences, expected)
-    yield _engine(model, sequences)
+    for tp in engine_degrees(model.config):
+        yield prove_engine(model, sequences, tp)
 
 
 def _prove_path(
@@ -92,16 +95,22 @@ def _training_step(model: Model, sequences: Sequence[Sequence[int]], expected: l
     return Proof("training step, log-probabilities", compared, differ)
 
 
-def _engine(model: Model, sequences: Sequence[Sequence[int]]) -> Proof:
+def engine_degrees(config: ModelConfig) -> list[int]:
+    """The numbers of processes that the engine is run with: one, two and the most, where the model allows it."""
+    return sorted({1, min(2, config.canonical_tp), config.canonical_tp})
+
+
+def prove_engine(model: Model, sequences: Sequence[Sequence[int]], tp: int) -> Proof:
     """The engine itself: all sequences as prompts at once, its log-probabilities against `Model.logprobs`."""
     room = model.config.max_positions
     prompts = [list(s[: room - 8]) for s in sequences]
-    engine = Engine(model, max_batch_tokens=128)
+    engine = Engine(model, tp=tp, max_batch_tokens=128)
     told = engine.generate(prompts, SamplingParams(max_tokens=8, temperature=0.8, seed=0, logprobs=0, ignore_eos=True))
+    engine.close()
     compared = differ = 0
     for prompt, completion in zip(prompts, told, strict=True):
         right = model.logprobs([*prompt, *completion.token_ids])[len(prompt) - 1 :]
         served = torch.tensor(completion.logprobs, dtype=torch.float32)
         compared += len(right)
         differ += differing(served, right)
-    return Proof("engine, log-probabilities", compared, differ)
+    return Proof(f"engine{'' if tp == 1 else f' of {tp} processes'}, log-probabilities", compared, differ)
