@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.compile import ServingProgram
 from lockstep.config import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model import Model, load
@@ -56,8 +57,9 @@ def alone(model: Model) -> Engine:
 
 @pytest.fixture(scope="module")
 def pair(model: Model, directory: Path) -> Iterator[Engine]:
-    """Two processes, each of which has read its own slices."""
+    """Two processes, each of which has read its own slices, and runs its passes as one program."""
     served = engine(model, open_model(str(directory), 2))
+    assert isinstance(served._runner._forward, ServingProgram)
     yield served
     served.close()
 
@@ -114,7 +116,7 @@ def test_a_model_in_memory_takes_new_weights_between_steps_and_outlives_no_rank(
     """With biases on what is cut, and a head of its own that the ranks share. A draft model guesses in the first."""
     tiny_model(family="qwen2", **{**CUT, "qk_norm": False, "qkv_bias": True}).save(tmp_path / "m")
     served, fresh, draft = load(tmp_path / "m"), load(tmp_path / "m"), tiny_model()
-    two = engine(served, served, tp=2, draft_model=draft, kv_memory=2**22)
+    two = engine(served, served, tp=2, draft_model=draft, kv_memory=2**22, level="O0")
     one = engine(fresh, fresh, draft_model=draft, kv_memory=2**22)
     state, prompt = changed_weights(served), list(range(3, 80))
     params = SamplingParams(max_tokens=30, seed=1, logprobs=0, ignore_eos=True)

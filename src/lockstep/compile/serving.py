@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from lockstep.compile.program import Placer, Program
 from lockstep.compile.stage import embedding_stage, norm_stage, tensors_of
 from lockstep.model.decoder import Decoder
 from lockstep.ops import Operators, Paged, Pages
+from lockstep.parallel.nodes import Group
 
 
 class ServingProgram:
@@ -31,8 +32,12 @@ class ServingProgram:
         dtype: torch.dtype,
         compiler: Compiler,
         rows: int,
+        captured: Operators | None = None,
+        groups: Mapping[str, Group] | None = None,
     ) -> None:
-        """Compiles at once; CannotCompile where that is not possible. cache: the pages of every layer."""
+        """Compiles at once; CannotCompile where that is not possible. cache: the pages of every layer. captured: the
+        operators as a graph has them, where sums reach across ranks. groups: those ranks, by axis."""
+        self._captured, self._groups = captured or ops, groups
         self.decoder, self.ops, self.cache, self.dtype, self.rows = decoder, ops, list(cache), dtype, rows
         self._compiler = compiler
         self._compile()
@@ -55,11 +60,11 @@ class ServingProgram:
         decoder.prepare(self.ops, self.dtype)
         batch = Paged(one, torch.tensor([0, 1], dtype=torch.int32), one[None])
         with torch.no_grad():
-            layers = compiled_layers(decoder, self.ops, batch, self.cache, self.dtype, compiler)
-            first = compiler.compile(embedding_stage(decoder, self.ops, self.dtype)).forward
-            last = compiler.compile(norm_stage(decoder, self.ops, self.dtype)).forward
+            layers = compiled_layers(decoder, self._captured, batch, self.cache, self.dtype, compiler)
+            first = compiler.compile(embedding_stage(decoder, self._captured, self.dtype)).forward
+            last = compiler.compile(norm_stage(decoder, self._captured, self.dtype)).forward
         with compiler.phase("build"):
-            program, placer, empty = Program(), Placer(self.rows), torch.empty(0)
+            program, placer, empty = Program(groups=self._groups), Placer(self.rows), torch.empty(0)
             recipes = [first, *(layer.halves.forward for layer in layers), last]
             scratch = program.memory(max(placer(recipe).scratch for recipe in recipes))
             (stream,), (hidden,) = first.outputs, last.outputs

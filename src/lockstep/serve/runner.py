@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,11 +18,12 @@ from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
     from lockstep.model import Model
-    from lockstep.serve.tp.group import Group
-    from lockstep.serve.tp.head import SharedHead
+    from lockstep.serve.tp.share import Share
 
 log = logging.getLogger("lockstep.serve")
 Level = Literal["O0", "O2"]
+Tell = Callable[[Tensor, Packed | Paged, Tensor], AbstractContextManager[None]]
+"""(tokens, batch, rows) -> within, the other ranks do the same pass"""
 
 
 def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
@@ -45,28 +47,24 @@ class Runner:
         dtype: torch.dtype | None = None,
         rows: int = 512,
         level: Level = "O2",
-        group: Group | None = None,
-        shared_head: SharedHead | None = None,
+        share: Share | None = None,
+        tell: Tell | None = None,
     ) -> None:
         """dtype: of the pages, by default the model's; int8 with `numerics: fast`. rows: the most tokens of a step.
 
-        level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same. group: the ranks
-        that share the model, of which this is the first; the others are told of every pass. shared_head: that of
-        another rank.
+        level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same. share: of one of
+        several ranks. tell: how the first of them lets the others join in a pass.
         """
-        self.model, self._group = model, group
-        self._shared_head = shared_head if group is None else group.head
+        self.model, self._share, self._tell = model, share, tell
         self.prepare()
         self._cache = _pages(model, pages, dtype, _zeros)
-        self._forward: Callable[[Tensor, Paged], Tensor] = self._eager
-        if level == "O2" and model.ops.numerics == "bitwise":
-            self._forward = self._compiled(rows)
+        self._forward = self._compiled(rows) if level == "O2" and model.ops.numerics == "bitwise" else self._eager
 
     def prepare(self) -> None:
         """Pack the weights, where they are not packed yet."""
-        self.model.decoder.prepare(self.model.ops, self.model.dtype, head=self._shared_head is None)
-        if self._shared_head is not None:
-            self._shared_head.prepare()
+        self.model.decoder.prepare(self.model.ops, self.model.dtype, head=self._share is None)
+        if self._share is not None:
+            self._share.head.prepare()
 
     def run(self, step: Step, rows: list[int]) -> Tensor:
         """Write the step's keys and values; logits float32 [len(rows), V] of these rows of the packed step."""
@@ -79,9 +77,9 @@ class Runner:
 
     def _together(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
         """`compute`, on all ranks where there are some."""
-        if self._group is None:
+        if self._tell is None:
             return self.compute(tokens, batch, rows)
-        with self._group.passing(tokens, batch, rows):
+        with self._tell(tokens, batch, rows):
             return self.compute(tokens, batch, rows)
 
     @torch.inference_mode()
@@ -95,7 +93,7 @@ class Runner:
         if not len(rows):
             return hidden, torch.empty(0, model.config.vocab_size)
         picked = hidden if len(rows) == len(tokens) else hidden[rows]
-        return hidden, model.decoder.head(model.ops, picked) if self._shared_head is None else self._shared_head(picked)
+        return hidden, model.decoder.head(model.ops, picked) if self._share is None else self._share.head(picked)
 
     def _eager(self, tokens: Tensor, batch: Paged) -> Tensor:
         model = self.model
@@ -107,12 +105,12 @@ class Runner:
         from lockstep.compile import Cache, CannotCompile, Compiler, ServingProgram
 
         model = self.model
-        if self._shared_head is not None:
-            log.info("operators run one by one (O0): with tp, sums reach across processes")
-            return self._eager
         compiler = Compiler("O2", cache=Cache(), note=log.info)
         try:
-            return ServingProgram(model.decoder, model.ops, self._cache, model.dtype, compiler, rows)
+            captured, groups = (None, None) if self._share is None else (self._share.captured, self._share.groups)
+            return ServingProgram(
+                model.decoder, model.ops, self._cache, model.dtype, compiler, rows, captured, groups
+            )  # fmt: skip
         except CannotCompile as error:
             log.info("operators run one by one (O0), a step cannot be compiled: %s", error)
             return self._eager

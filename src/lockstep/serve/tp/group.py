@@ -21,10 +21,10 @@ from lockstep.parallel.transport import PeerLost
 from lockstep.serve.launch import Launched, launch_ranks, share_of_cores
 from lockstep.serve.runner import Level, Runner
 from lockstep.serve.tp.fit import fitted, partition
-from lockstep.serve.tp.head import SharedHead
 from lockstep.serve.tp.messages import Join, Pages
 from lockstep.serve.tp.orders import Lead
 from lockstep.serve.tp.processes import Processes
+from lockstep.serve.tp.share import share_of
 from lockstep.serve.weights import check_weights, give_weights, put_weights, replace_weights
 
 
@@ -39,7 +39,6 @@ class Group:
         self.part, self.model, self.whole = part, model, whole
         self.processes = processes
         self._lead = Lead(part.mesh["tp"])
-        self.head = SharedHead(model, part.mesh["tp"])
 
     @staticmethod
     def load(path: str, tp: int, dtype: str, numerics: Numerics, ranks: Sequence[Launched] = ()) -> Group:
@@ -87,7 +86,7 @@ class Group:
     def runner(self, pages: int, dtype: torch.dtype, rows: int, level: Level) -> Runner:
         """What runs passes on all ranks, each with so many pages for its heads; see `Runner`."""
         self.processes.tell(Pages(pages, name_of(dtype), rows, level))
-        runner = Runner(self.model, pages, dtype, rows, level, self)
+        runner = Runner(self.model, pages, dtype, rows, level, share_of(self.model, self.part), self.passing)
         self.processes.hear()
         return runner
 

@@ -22,6 +22,7 @@ from lockstep.serve.wire import frame
 if TYPE_CHECKING:
     from lockstep.model import Model
     from lockstep.parallel.collectives import Mesh
+    from lockstep.parallel.partition import Partition
 
 log = logging.getLogger("lockstep.serve")
 
@@ -59,19 +60,19 @@ def _serve(link: socket.socket, inbox: queue.SimpleQueue[Join | Pages], join: Jo
     from lockstep.parallel.join import meet
     from lockstep.parallel.mesh import MeshShape
     from lockstep.serve.runner import Runner
-    from lockstep.serve.tp.head import SharedHead
     from lockstep.serve.tp.orders import follow, receive_weights
+    from lockstep.serve.tp.share import share_of
     from lockstep.serve.weights import give_weights
 
     link.sendall(frame(Done()))
     mesh = meet(MeshShape(tp=join.tp), join.rank, Path(join.meeting))
-    model = _model(join, mesh)
+    model, part = _model(join, mesh)
     link.sendall(frame(Done()))
     pages = inbox.get()
     assert isinstance(pages, Pages)
     axis = mesh["tp"]
-    dtype, head = getattr(torch, pages.dtype), SharedHead(model, axis)
-    runner = Runner(model, pages.count, dtype, pages.rows, pages.level, shared_head=head)
+    dtype, share = getattr(torch, pages.dtype), share_of(model, part)
+    runner = Runner(model, pages.count, dtype, pages.rows, pages.level, share)
     link.sendall(frame(Done()))
     while True:
         order = follow(axis)
@@ -82,7 +83,7 @@ def _serve(link: socket.socket, inbox: queue.SimpleQueue[Join | Pages], join: Jo
             runner.compute(*order)
 
 
-def _model(join: Join, mesh: Mesh) -> Model:
+def _model(join: Join, mesh: Mesh) -> tuple[Model, Partition]:
     """This rank's part, from the model's files or from the first rank."""
     import torch
 
@@ -94,9 +95,13 @@ def _model(join: Join, mesh: Mesh) -> Model:
     from lockstep.serve.weights import give_weights
 
     if join.model is not None:
-        return load(
-            join.model, join.dtype, numerics=join.numerics, part=lambda config: partition(config, mesh, join.numerics)
-        )
+        parts: list[Partition] = []
+
+        def cut(config: ModelConfig) -> Partition:
+            parts.append(partition(config, mesh, join.numerics))
+            return parts[-1]
+
+        return load(join.model, join.dtype, numerics=join.numerics, part=cut), parts[0]
     part = partition(ModelConfig(**join.config or {}), mesh, join.numerics)
     decoder = Decoder(part.local)
     shapes = {
@@ -105,7 +110,7 @@ def _model(join: Join, mesh: Mesh) -> Model:
     }
     assert follow(mesh["tp"]) is None, "weights come first"
     give_weights(decoder, receive_weights(mesh["tp"], shapes))
-    return Model(decoder.eval(), None, part.operators(operators(join.numerics)), getattr(torch, join.dtype))
+    return Model(decoder.eval(), None, part.operators(operators(join.numerics)), getattr(torch, join.dtype)), part
 
 
 if __name__ == "__main__":
