@@ -147,7 +147,7 @@ def test_a_program_tells_which_call_failed_and_can_go_on():
 def test_views_follow_what_is_bound_and_the_rows():
     program = Program()
     memory = program.tensor(torch.arange(12, dtype=torch.float32))
-    view = program._raw.view(memory, "float32", [4, 0, 0, 1, 2, 0, 2, 0, 1, 0])  # [rows, 2] from the second element on
+    view = program.place(memory, 4, Place("x", "float32", ((0, 1), (2, 0))))  # [rows, 2] from the second element on
     program.resize(3)
     assert program.value(view).tolist() == [[1, 2], [3, 4], [5, 6]]
     program.resize(1)

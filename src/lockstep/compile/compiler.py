@@ -57,7 +57,7 @@ class Compiler:
     reports: list[StageReport] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of the phases that belong to no stage: planning memory, building programs."""
-    _done: dict[str, Halves] = field(default_factory=dict)
+    _done: list[tuple[Any, Halves]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.level == "O0":
@@ -66,13 +66,16 @@ class Compiler:
 
     def compile(self, stage: Stage) -> Halves:
         """The recipes of a stage. CannotCompile where it does something that a graph cannot hold."""
-        options = [*(step.name for step in self.passes), self.recompute.mode]
-        key = key_text([stage.key, stage.whole, stage.early, options])
-        if key not in self._done:
-            report = StageReport(stage.name)
-            self._done[key] = self._from_cache(key, report) or self._captured(stage, key, report)
-            self.reports.append(report)
-        return self._done[key]
+        what = [stage.key, stage.whole, stage.early]
+        for other, done in self._done:
+            if other == what:  # to write every layer's key down would cost ten times as much as to compare it
+                return done
+        key = key_text([*what, [*(step.name for step in self.passes), self.recompute.mode]])
+        report = StageReport(stage.name)
+        halves = self._from_cache(key, report) or self._captured(stage, key, report)
+        self.reports.append(report)
+        self._done.append((what, halves))
+        return halves
 
     def capture(self, stage: Stage) -> Halves:
         """The recipes of a stage, without a cache."""

@@ -21,7 +21,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
 
     Attributes that are other objects are described by what they hold if they are dataclasses, else by their class.
     """
-    attributes = {k: _plain(v) for k, v in sorted(vars(module).items()) if _is_own(k, v)}
+    attributes = {k: _plain(v) for k, v in sorted(_own(module))}
     parameters = {k: _tensor(p) for k, p in module._parameters.items()}
     buffers = {k: _tensor(b) for k, b in module._buffers.items()}
     modules = {k: None if m is None else describe(m) for k, m in module._modules.items()}
@@ -87,13 +87,15 @@ def packable(module: nn.Module) -> dict[str, Any]:
 def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
     for part in module.modules():
         own = vars(part)
-        yield from ((own, k, v) for k, v in own.items() if _is_own(k, v))
+        yield from ((own, k, v) for k, v in _own(part))
         for table in (part._parameters, part._buffers, part._modules):
             yield from ((table, k, v) for k, v in table.items())
 
 
-def _is_own(name: str, value: Any) -> bool:
-    return not name.startswith("_") and name != "training" and not isinstance(value, WeightCache)
+def _own(module: nn.Module) -> list[tuple[str, Any]]:
+    """The attributes that the module's author gave it, without weights laid out for inference."""
+    found = [(k, v) for k, v in vars(module).items() if k[0] != "_" and k != "training"]
+    return [(k, v) for k, v in found if not isinstance(v, WeightCache)]
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from lockstep.compile.compiler import Compiler
 from lockstep.compile.halves import Halves
 from lockstep.compile.recipe import Place
-from lockstep.compile.stage import Leaf, block_stage, leaves
+from lockstep.compile.stage import Leaf, block_stage
 from lockstep.model.decoder import Block, Decoder
 from lockstep.ops import Operators, Packed, Paged, Pages
 
@@ -22,7 +22,7 @@ class Layer:
 
     block: Block
     halves: Halves
-    leaves: list[Leaf]
+    leaves: tuple[Leaf, ...]
     wanted: bool
     slides: bool
 
@@ -66,7 +66,7 @@ def compiled_layers(
         table = sliding if slides else full
         stage = block_stage(block, ops, batch, table, None if cache is None else cache[i], dtype, wanted, routed)
         halves = compiler.compile(stage.deferring() if deferring else stage)
-        layer = Layer(block, halves, leaves(block, ops, dtype), wanted, slides)
+        layer = Layer(block, halves, stage.leaves, wanted, slides)
         found.append(layer)
         wanted = wanted or bool(layer.trained)
     return found

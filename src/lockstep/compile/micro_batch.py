@@ -258,9 +258,10 @@ class _Stitch:
         values = [one.value if isinstance(one, _Memory) else one for one in places]
         self.program.append(placed, values, self.memory, scratch)
         self.map.scratch(scratch, placed, first, self.rows)
+        last = len(self.program) - 1
         for one in places:
             if isinstance(one, _Memory):
-                self.map.touch(one.offset, one.size, first, len(self.program) - 1)
+                self.map.touch(one.offset, one.size, first, last)
 
 
 _Value = int | _Memory

@@ -95,6 +95,7 @@ class Program:
         self._raw: Any = torch.classes.lockstep.Program()
         self._recipes: dict[int, tuple[int, Placed]] = {}
         """By the identity of a placed recipe (which is kept, so that it stays its own): its number."""
+        self._shapes: dict[Place, int] = {}
 
     def tensor(self, tensor: Tensor) -> int:
         """A tensor from outside, which `bind` may replace."""
@@ -112,7 +113,10 @@ class Program:
 
     def place(self, memory: int, offset: int, place: Place) -> int:
         """A contiguous tensor of a place's dtype and sizes at a byte offset of some memory."""
-        return int(self._raw.view(memory, place.dtype, flat([(offset, 0), *place.sizes, *contiguous(place.sizes)])))
+        if place not in self._shapes:
+            pairs = flat([(0, 0), *place.sizes, *contiguous(place.sizes)])
+            self._shapes[place] = int(self._raw.shape(place.dtype, pairs))
+        return int(self._raw.view(memory, self._shapes[place], offset))
 
     def append(self, placed: Placed, places: Sequence[int], memory: int, offset: int = 0) -> None:
         """The calls of a recipe on these places (inputs, then outputs); its scratch lies at a byte offset of memory."""
@@ -147,8 +151,9 @@ class Program:
         """Bind these tensors, then run every call in order."""
         self._raw.run_with(list(values), list(tensors))
 
-    def profile(self) -> list[float]:
-        """Run once; seconds of every call."""
+    def profile(self, values: Sequence[int] = (), tensors: Sequence[Tensor] = ()) -> list[float]:
+        """Bind these tensors, then run once; seconds within the operator of every call."""
+        self.bind(values, tensors)
         seconds: list[float] = self._raw.profile()
         return seconds
 

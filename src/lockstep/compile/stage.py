@@ -27,8 +27,8 @@ class Stage:
     """A function to capture. key: a plain value, equal only for stages whose graphs are equal.
 
     function: makes the function to trace; called only where the stage must be captured, for it copies the module.
-    whole: forward and backward run as one, with gradients of 1 coming in. early: how many of the gradients the backward
-    gives, where those of weights come later (None: all).
+    whole: forward and backward run as one, with gradients of 1 coming in. leaves: a block's weights, the last given.
+    early: how many of the gradients the backward gives, where those of weights come later (None: all).
     """
 
     name: str
@@ -36,6 +36,7 @@ class Stage:
     given: tuple[Given, ...]
     function: Callable[[], Function]
     whole: bool = False
+    leaves: tuple[Leaf, ...] = ()
     early: int | None = None
 
     def deferring(self) -> Stage:
@@ -128,7 +129,8 @@ def block_stage(
             x = hollow(ops, tensors[0], now, table, here, dtype, routes)
             return (x, *chain.from_iterable((one.logits, one.offsets) for one in routes or ()))
 
-    return Stage("block", _key("block", [describe(block), routed], ops, dtype, given), given, function)
+    key = _key("block", [describe(block), routed], ops, dtype, given)
+    return Stage("block", key, given, function, leaves=tuple(found))
 
 
 def embedding_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:

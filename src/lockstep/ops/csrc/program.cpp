@@ -87,7 +87,7 @@ struct Recipe {
   int64_t places = 0;
   std::vector<Derived> views;           // bases are slots
   std::vector<int64_t> constants;       // the values; -1 for a list, whose members depend on the slots
-  std::vector<std::vector<int64_t>> lists;
+  std::vector<std::vector<int64_t>> lists;  // their members, as slots
   std::vector<Part> calls;
 };
 
@@ -140,9 +140,21 @@ struct Program : torch::CustomClassHolder {
     TORCH_CHECK(false, "unknown constant ", text);
   }
 
-  // A view of a value's memory. shape: offset, sizes and strides as pairs (constant, slope).
-  int64_t view(int64_t base, const std::string& type, const std::vector<int64_t>& shape) {
-    return derive(shaped(type, base, shape));
+  // What a view is like, to be made any number of times: pairs (constant, slope) of offset, sizes and strides. Returns its
+  // number.
+  int64_t shape(const std::string& type, const std::vector<int64_t>& pairs) {
+    shapes_.push_back(shaped(type, 0, pairs));
+    return int64_t(shapes_.size()) - 1;
+  }
+
+  // A view of a value's memory, `offset` bytes further on than its shape says.
+  int64_t view(int64_t base, int64_t number, int64_t offset) {
+    check(base);
+    TORCH_CHECK(0 <= number && number < int64_t(shapes_.size()), "shape ", number, " of ", shapes_.size());
+    Derived made = shapes_[number];
+    made.bases[0] = base;
+    made.offset.constant += offset;
+    return derive(std::move(made));
   }
 
   // One more call. name: with its overload after a dot, where it has one.
@@ -239,16 +251,12 @@ struct Program : torch::CustomClassHolder {
     run();
   }
 
-  // Seconds of every call of one run.
+  // Seconds of every operator of one run.
   std::vector<double> profile() {
     const at::AutoDispatchBelowADInplaceOrView below;
     settle();
-    std::vector<double> seconds;
-    for (const auto& one : calls_) {
-      const auto began = std::chrono::steady_clock::now();
-      step(one);
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
-    }
+    std::vector<double> seconds(calls_.size());
+    for (size_t i = 0; i < calls_.size(); ++i) step(calls_[i], &seconds[i]);
     return seconds;
   }
 
@@ -257,6 +265,7 @@ struct Program : torch::CustomClassHolder {
   std::vector<Derived> derived_;  // bases before what is derived from them
   std::vector<char> has_derived_, changed_;
   bool stale_ = false, all_changed_ = false;
+  std::vector<Derived> shapes_;
   std::vector<Recipe> recipes_;
   std::unordered_map<std::string, int64_t> shared_;  // constants of recipes, by their text
   std::vector<Call> calls_;
@@ -383,11 +392,14 @@ struct Program : torch::CustomClassHolder {
     return index;
   }
 
-  void step(const Call& one) {
+  // seconds: takes the time within the operator.
+  void step(const Call& one, double* seconds = nullptr) {
     stack_.clear();
     for (int64_t i = 0; i < one.count; ++i) stack_.push_back(values_[arguments_[one.first + i]]);
     try {
+      const auto began = seconds ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
       one.op.redispatchBoxed(backend_, &stack_);
+      if (seconds) *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
       for (size_t i = 0; i < one.results.size(); ++i)
         values_[one.results[i]].toTensor().copy_(stack_[i].toTensor());
     } catch (c10::Error& error) {
@@ -408,6 +420,7 @@ TORCH_LIBRARY_FRAGMENT(lockstep, m) {
       .def(torch::init<>())
       .def("external", &Program::external)
       .def("constant", &Program::constant)
+      .def("shape", &Program::shape)
       .def("view", &Program::view)
       .def("call", &Program::call)
       .def("recipe", &Program::recipe)
