@@ -21,6 +21,7 @@ from lockstep.train import Trainer, speed
 from lockstep.train.checkpoint import checkpoints
 from lockstep.train.data import Batch
 from lockstep.train.metrics import read_metrics
+from lockstep.train.module_blocks import repeated
 from lockstep.train.module_engine import grid, losses
 
 Tiny = Callable[..., Config]
@@ -73,10 +74,10 @@ def made(kind: Callable[..., nn.Module], **keys: Any) -> nn.Module:
     return kind(**keys)
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 2) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes))
 
 
@@ -279,6 +280,34 @@ def test_what_inductor_cannot_compile_runs_eagerly_and_says_so(tiny: Tiny, tmp_p
     assert same(held(trainer), held(plain))
 
 
+def test_blocks_alike_are_compiled_once(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    counter, real = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda what, **keys: real(what, backend=counter, **keys))
+    torch._dynamo.reset()
+    notes: list[str] = []
+    trainer = run(tiny, made(llama, layers=4), tmp_path / "O1", compile={"level": "O1"}, train={"steps": 2})
+    trainer.run.engine._note = notes.append
+    trainer.fit()
+    assert notes == [
+        "compile.level O1: torch.compile (Inductor) of 4 blocks (LlamaDecoderLayer), each kind once; close to O0, "
+        "not the same bits"
+    ]
+    assert counter.frame_count == 1
+    assert not any("forward" in vars(part) for part in trainer.run.module.modules()), "evaluation is eager"
+    plain = fitted(tiny, made(llama, layers=4), tmp_path / "O0", train={"steps": 2})
+    assert same(held(trainer), held(plain)), "the graph as it is has the operators of the eager module"
+
+
+def test_repeated_blocks_are_the_outermost_that_are_no_single_layers() -> None:
+    assert [type(block).__name__ for block in repeated(made(llama))] == ["LlamaDecoderLayer"] * 2
+    assert repeated(Mixer()) == []
+    assert repeated(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == []
+    inner = [nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))) for _ in range(3)]
+    assert repeated(nn.ModuleList(inner)) == inner
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Mixer, llama])
 def test_levels_are_close(tiny: Tiny, tmp_path: Path, kind: Callable[..., nn.Module]) -> None:
@@ -290,7 +319,8 @@ def test_levels_are_close(tiny: Tiny, tmp_path: Path, kind: Callable[..., nn.Mod
         batches = [several([10, 15, 7, 20, 9]), several([32, 1, 1, 30])]
         gradients[level] = trainer.run.engine.gradient(batches, 0.0, lambda: False)
         trainer.fit()
-        assert (trainer.run.engine._losses is trainer.run.engine._eager) == (level == "O0")  # nothing was given up
+        engine = trainer.run.engine  # nothing was given up
+        assert (engine._losses is engine._eager and engine._blocks is None) == (level == "O0")
         values[level] = [m["loss"] for m in read_metrics(trainer.out)]
     for level in ("O1", "O2"):
         assert gradients[level].loss == pytest.approx(gradients["O0"].loss, rel=1e-6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from lockstep.ops import operators
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.engine import take
 from lockstep.train.evaluate import Evaluation, evaluation
+from lockstep.train.module_blocks import Compiled, repeated
 from lockstep.train.optimizer import AdamW
 from lockstep.train.signals import StopRequest
 from lockstep.train.step import Shares, StepGradient, logprob_sum, sum_gradients, take_gradient
@@ -45,6 +46,7 @@ class OnModule:
         self._z_loss = config.train.z_loss
         self._eager = losses(logits_of(module, self._dtype), self._z_loss)
         self._losses: Losses | None = None
+        self._blocks: Compiled | None = None
 
     def stopping(self, stop: StopRequest) -> bool:
         return bool(stop)
@@ -89,11 +91,12 @@ class OnModule:
         if self._losses is None:  # at the first step, so that what only looks at a run compiles nothing
             self._losses = self._at_level()
         try:
-            return self._shares(self._losses, batch, weight)
+            with nullcontext() if self._blocks is None else self._blocks.in_place():
+                return self._shares(self._losses, batch, weight)
         except RuntimeError as error:
             from torch._dynamo.exc import TorchDynamoException  # a heavy import, and of no use at O0
 
-            if self._losses is self._eager or not isinstance(error, TorchDynamoException):
+            if self._level == "O0" or not isinstance(error, TorchDynamoException):
                 raise
             self._give_up(error)
         return self._shares(self._eager, batch, weight)
@@ -112,11 +115,16 @@ class OnModule:
         """Every micro-batch has one shape, so nothing is compiled for a second one (`dynamic=False`)."""
         if self._level == "O0":
             return self._eager
-        if self._level == "O1":
-            what, compiled = "the module", torch.compile(self.module, dynamic=False)
-            run = losses(logits_of(self.module, self._dtype, compiled), self._z_loss)
-        else:
+        run, blocks = self._eager, repeated(self.module)
+        if self._level == "O2":
             what, run = "module and loss as one graph", torch.compile(self._eager, fullgraph=True, dynamic=False)
+        elif blocks:
+            self._blocks = Compiled(blocks)
+            kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
+            what = f"{len(blocks)} blocks ({kinds}), each kind once"
+        else:
+            compiled = torch.compile(self.module, dynamic=False)
+            what, run = "the module", losses(logits_of(self.module, self._dtype, compiled), self._z_loss)
         self._note(f"compile.level {self._level}: torch.compile (Inductor) of {what}; close to O0, not the same bits")
         return run
 
@@ -126,7 +134,7 @@ class OnModule:
         advice = "; O1 compiles the parts that it can" if self._level == "O2" else ""
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         self._note(f"compile.level {self._level} is not possible here, so the module runs as at O0{advice}: {reason}")
-        self._losses = self._eager
+        self._losses, self._blocks = self._eager, None
 
 
 def logits_of(
