@@ -18,6 +18,7 @@ def test_a_line_for_each_number_of_clients(monkeypatch):
     assert report.data["weight_bytes"] == 2 * (512 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64))
     for line in (one, three):
         assert len(line["seconds"]) == 2
+        assert 0 < line["overhead"] < 1
         assert line["low"] <= line["tokens_per_s"] <= line["high"]
         assert line["share"] == pytest.approx(report.data["weight_bytes"] / line["step_s"] / 1e10)
     assert [row[0] for row in report.rows] == ["1", "3"]
@@ -30,7 +31,7 @@ def test_every_step_counted_gives_every_client_a_token(monkeypatch):
     monkeypatch.setattr(decode.Engine, "step", lambda self: calls.append(1) or real(self))
     monkeypatch.setattr(decode, "read_bandwidth", lambda: 1e10)
     bench_decode("tiny", [3], tokens=5, rounds=1, note=lambda line: None)
-    assert len(calls) == 2 * (1 + 5), "a warm-up and a round, each one prefill step and five that decode"
+    assert len(calls) == 3 * (1 + 5), "a warm-up, a round and one with operators timed, each a prefill and five more"
 
 
 def test_wrong_clients_are_told(capsys):
