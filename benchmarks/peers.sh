@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what serving is compared with, each in an environment of its own (about 4 GB; llama.cpp is built, 10 minutes):
-#   benchmarks/peers.sh [vllm] [llama.cpp] [transformers]      (default: all; PEERS=DIR for another place)
-# Then: lockstep bench serve --vs vllm,llama.cpp,transformers
+# Installs what serving and training are compared with, each in an environment of its own (about 4 GB; llama.cpp is built, 10 minutes):
+#   benchmarks/peers.sh [vllm] [llama.cpp] [transformers] [mindspore]     (default: all; PEERS=DIR for another place)
+# Then: lockstep bench serve --vs vllm,llama.cpp,transformers, lockstep bench train|compile --vs mindspore
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
 peers="${PEERS:-$HOME/.cache/lockstep/peers}"
@@ -39,7 +39,12 @@ install_transformers() {
   cp "$here/transformers_server.py" "$peers/transformers/server.py"
 }
 
-for peer in "${@:-vllm llama.cpp transformers}"; do
+install_mindspore() {
+  "$python" -m venv "$peers/mindspore"
+  "$peers/mindspore/bin/pip" install -q mindspore==2.10.0 safetensors
+}
+
+for peer in "${@:-vllm llama.cpp transformers mindspore}"; do
   for name in $peer; do
     echo "installing $name into $peers"
     "install_${name//./_}"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import torch
 from lockstep.bench.machine import Machine, describe
 from lockstep.bench.report import Report
 from lockstep.bench.shapes import shape
+from lockstep.bench.step_client import Side, interpreter
 from lockstep.bench.train_own import OWN
 from lockstep.bench.turns import Spread, ratios, take_turns
 from lockstep.config import ModelConfig
@@ -37,35 +35,10 @@ _PEERS = {
     "hf-compile": ("transformers", "bfloat16", "compile"),
     "hf-eager-float32": ("transformers", "float32", "eager"),
     "hf-compile-float32": ("transformers", "float32", "compile"),
+    "mindspore": ("mindspore", "float32", "graph"),
 }
-"""Environment, dtype, mode. float32 is the better setting for PyTorch on processors without bf16 instructions."""
-
-
-@dataclass
-class Side:
-    """One side: its process, and what it answered so far."""
-
-    name: str
-    process: subprocess.Popen[str]
-    losses: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
-
-    def step(self) -> float:
-        """Seconds of one more step. LockstepError when the process is gone."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            self.process.stdin.write("step\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise LockstepError(f"the side {self.name} ended with {self.process.wait()}: what it printed says why.")
-        answer = json.loads(line)
-        self.losses.append(answer["loss"])
-        self.peak_bytes = answer["peak_bytes"]
-        return float(answer["seconds"])
+"""Environment, dtype, mode. float32 is the better setting for PyTorch on processors without bf16 instructions, and
+the only one of MindSpore on CPUs."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +71,7 @@ def bench_train(
     commands = {name: _command(name, peers) for name in names}  # a missing peer is told of before anything runs
     machine = describe("transformers")
     with tempfile.TemporaryDirectory() as scratch:
-        _write_inputs(config, size, Path(scratch))
+        write_inputs(config, size, Path(scratch))
         found = _measure(commands, rounds, Path(scratch), note)
     check_same_work(found)
     return _report(model, config, size, found, machine, list(vs))
@@ -116,7 +89,7 @@ def check_same_work(sides: Sequence[Found]) -> None:
             )
 
 
-def _write_inputs(config: ModelConfig, size: tuple[int, int], directory: Path) -> None:
+def write_inputs(config: ModelConfig, size: tuple[int, int], directory: Path) -> None:
     """Random weights (seed 0), as float32 in a Hugging Face directory, and tokens."""
     Model(random_decoder(config, 0), None, operators("fast"), torch.float32).save(directory / "model")
     generator = torch.Generator().manual_seed(1)
@@ -130,27 +103,14 @@ def _command(name: str, peers: Path) -> Callable[[Path], list[str]]:
         return lambda at: [*start, str(at / "model"), str(at / "tokens.npy"), name, str(_RATE)]
     package, dtype, mode = _PEERS[name]
     script = Path(__file__).parent / "peers" / f"{package}_train.py"
-    start = [_interpreter(package, peers), str(script)]
+    start = [interpreter(package, peers), str(script)]
     return lambda at: [*start, str(at / "model"), str(at / "tokens.npy"), dtype, mode, str(_RATE)]
-
-
-def _interpreter(package: str, peers: Path) -> str:
-    """The Python of a peer: of its own environment, or this one."""
-    own = peers / package / "bin" / "python"
-    if own.exists():
-        return str(own)
-    if importlib.util.find_spec(package) is not None:
-        return sys.executable
-    raise LockstepError(
-        f"{package} is installed neither in {peers / package} nor beside Lockstep: run `benchmarks/peers.sh {package}`,"
-        " or leave its sides out of --vs."
-    )
 
 
 def _measure(
     commands: dict[str, Callable[[Path], list[str]]], rounds: int, inputs: Path, note: Callable[[str], None]
 ) -> list[Found]:
-    sides = [Side(name, _start(command(inputs))) for name, command in commands.items()]
+    sides = [Side.started(name, command(inputs)) for name, command in commands.items()]
     try:
         first = {}
         for side in sides:
@@ -161,24 +121,11 @@ def _measure(
         return [Found(s.name, seconds[s.name], first[s.name], s.peak_bytes, s.losses) for s in sides]
     finally:
         for side in sides:
-            _end(side.process)
+            side.end()
 
 
 def _round(number: int, seconds: dict[str, float]) -> str:
     return f"round {number + 1}: " + "  ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
-
-
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """A side ends when its input does; one that is stuck is ended."""
-    try:
-        process.communicate(timeout=30)
-    except (subprocess.TimeoutExpired, BrokenPipeError):
-        process.kill()
-        process.wait()
 
 
 def _report(
@@ -229,7 +176,7 @@ def _notes(found: Sequence[Found], flops: float, peak: float) -> list[str]:
     ]
     for side in found[1:]:
         memory = side.peak_bytes / ours.peak_bytes
-        if side.name.startswith("hf"):
+        if side.name in _PEERS:
             notes.append(
                 f"`lockstep` keeps float32 masters and moments and takes {1 / memory:.2f} of the peak memory of "
                 f"`{side.name}`."

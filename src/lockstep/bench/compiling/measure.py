@@ -3,73 +3,154 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lockstep.bench.compiling.side import SEQUENCES, levels, shape
+from lockstep.bench.compiling.side import LENGTH, SEQUENCES, levels, shape
 from lockstep.bench.machine import describe
 from lockstep.bench.report import Report
+from lockstep.bench.step_client import Side, interpreter, version
+from lockstep.bench.train import SAME, write_inputs
 from lockstep.bench.turns import Spread, take_turns
+from lockstep.errors import LockstepError
 
 LEVELS = ("O0", "O1", "O2")
+_PATIENCE = 120
+"""Seconds that a peer may take for one cold compilation."""
+
 Progress = Callable[[str], None]
+Times = dict[str, float]
+"""Seconds of compiling and of a step, and the first loss."""
+Way = Callable[[int, str], Times]
+"""Of the number of layers and the directory of the compile cache."""
 
 
 def compile_report(
-    depths: Sequence[int], peers: Sequence[str], rounds: int, progress: Progress, command: str
+    depths: Sequence[int], peers: Sequence[str], rounds: int, progress: Progress, command: str, where: Path
 ) -> Report:
-    """Compile times of every level and peer at these depths, cold and from the cache; step times of the levels, which
-    take turns; a chain of small operators sunk and eager."""
-    rows, data = [], dict[str, Any]()
-    for side in (*LEVELS, *peers):
-        times = {}
+    """Compile times of every level and peer at these depths, cold and from the cache; step times of all, the levels'
+    taking turns; a chain of small operators sunk and eager. where: the environments of `benchmarks/peers.sh`."""
+    sides = {name: _ways(name, where) for name in (*LEVELS, *peers)}
+    found: dict[str, dict[int, list[Times]]] = {}
+    for name, way in sides.items():
+        found[name] = {}
         for depth in depths:
-            progress(f"{side}, {depth} layers")
-            with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as cache:
-                times[depth] = [_side(side, depth, cache) for _ in range(1 if side == "O0" else 2)]
-        data[side] = times
-        rows.append((f"compile {_name(side)}, s", *(_cold_and_warm(times[depth]) for depth in depths)))
+            if name in LEVELS or _worth(found[name], depth):
+                progress(f"{_name(name)}, {depth} layers")
+                found[name][depth] = _cold_and_warm(way, depth, runs=1 if name == "O0" else 2)
+    if "mindspore" in found:
+        _check_losses(found["O0"], found["mindspore"])
     progress("steps")
     steps = {depth: _steps(depth, rounds) for depth in depths}
-    data["steps"] = {depth: {name: s.median for name, s in found.items()} for depth, found in steps.items()}
-    for level in LEVELS:
-        rows.append((f"step {level}, ms", *(_milliseconds(steps[depth], level) for depth in depths)))
     chain = _chain(rounds)
-    data["chain"] = chain
-    few, many = min(depths), max(depths)
-    growth = [f"{side} {data[side][many][0]['compile'] / data[side][few][0]['compile']:.2f}x" for side in ("O1", "O2")]
-    notes = (
-        "compile: cold / from the cache of the process before, each in a process of its own; what a first step takes "
-        "longer than later ones is part of it.",
-        f"{many} layers against {few}, cold: {', '.join(growth)} (target: at most 1.5x).",
-        f"a chain of 60 small operators: {chain['eager'] * 1e6:.0f} us eager, {chain['sunk'] * 1e6:.0f} us sunk, "
-        f"{chain['eager'] / chain['sunk']:.2f}x (target: at least 1.4x).",
-        f"step: {SEQUENCES} sequences, float32, levels take turns; in brackets O0 / this.",
-    )
+    data: dict[str, Any] = {**found, "chain": chain}
+    data["steps"] = {depth: {name: s.median for name, s in one.items()} for depth, one in steps.items()}
     columns = ("", *(f"{depth} layers" for depth in depths))
     packages = ("transformers",) if "torch" in peers else ()
-    return Report("compile", "Compile levels", command, describe(*packages), columns, tuple(rows), notes, data)
+    notes = [*_notes(found, depths), _chain_note(chain)]
+    if "mindspore" in peers:
+        notes.append(f"MindSpore {version(interpreter('mindspore', where), 'mindspore')}: a step as one graph.")
+    rows = tuple(_rows(found, steps, depths))
+    return Report("compile", "Compile levels", command, describe(*packages), columns, rows, tuple(notes), data)
 
 
-def _side(level: str, layers: int, cache: str) -> dict[str, float]:
+def _rows(
+    found: dict[str, dict[int, list[Times]]], steps: dict[int, dict[str, Spread]], depths: Sequence[int]
+) -> Iterator[tuple[str, ...]]:
+    for name, by_depth in found.items():
+        cells = [" / ".join(f"{one['compile']:.2f}" for one in by_depth.get(depth, ())) or "-" for depth in depths]
+        yield (f"compile {_name(name)}, s", *cells)
+    for level in LEVELS:
+        yield (f"step {level}, ms", *(_milliseconds(steps[depth], level) for depth in depths))
+    for name in found.keys() - set(LEVELS):
+        cells = [f"{1e3 * by[depth][0]['step']:.1f}" if depth in (by := found[name]) else "-" for depth in depths]
+        yield (f"step {_name(name)}, ms", *cells)
+
+
+def _notes(found: dict[str, dict[int, list[Times]]], depths: Sequence[int]) -> list[str]:
+    few, many = min(depths), max(depths)
+    growth = [f"{side} {found[side][many][0]['compile'] / found[side][few][0]['compile']:.2f}x" for side in LEVELS[1:]]
+    kept = [
+        f"{side} " + ", ".join(f"{cold['compile'] / max(warm['compile'], 1e-3):.0f}x" for cold, warm in by.values())
+        for side, by in ((_name(name), found[name]) for name in found if name != "O0")
+    ]
+    notes = [
+        "compile: cold / from the cache of the process before, each in a process of its own; what a first step takes "
+        "longer than later ones is part of it. An eager step goes before, but for MindSpore.",
+        f"{many} layers against {few}, cold: {', '.join(growth)} (target: at most 1.5x).",
+        f"less from the cache, by depth: {'; '.join(kept)} (target: at least 10x).",
+        f"step: {SEQUENCES} sequences of {LENGTH} tokens, float32; levels take turns, in brackets O0 / this; peers' "
+        "steps are of their own processes.",
+    ]
+    for name, by in found.items():
+        if left := [str(depth) for depth in depths if depth not in by]:
+            notes.append(f"{_name(name)} was not run with {', '.join(left)} layers: it would take over {_PATIENCE} s.")
+    return notes
+
+
+def _worth(found: dict[int, list[Times]], depth: int) -> bool:
+    """Whether a peer is run at this depth: its compile time grows with it, and nobody waits for ever."""
+    if not found:
+        return True
+    last = max(found)
+    return depth / last * found[last][0]["compile"] <= _PATIENCE
+
+
+def _cold_and_warm(way: Way, depth: int, runs: int) -> list[Times]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as cache:
+        return [way(depth, cache) for _ in range(runs)]
+
+
+def _ways(name: str, where: Path) -> Way:
+    """How a side is measured: one process, given depth and cache directory."""
+    if name == "mindspore":
+        return partial(_mindspore, interpreter(name, where))
+    return partial(_side, name)
+
+
+def _mindspore(python: str, layers: int, cache: str) -> Times:
+    script = Path(__file__).parent.parent / "peers" / "mindspore_train.py"
+    with tempfile.TemporaryDirectory() as scratch:
+        at = Path(scratch)
+        write_inputs(shape(layers), (SEQUENCES, LENGTH), at)
+        arguments = [str(at / "model"), str(at / "tokens.npy"), "float32", "graph", "1e-4", cache]
+        side = Side.started("mindspore", [python, str(script), *arguments])
+        try:
+            first, *rest = [side.step() for _ in range(6)]
+        finally:
+            side.end()
+    usual = statistics.median(rest)
+    return {"compile": max(first - usual, 0.0), "step": usual, "loss": side.losses[0]}
+
+
+def _check_losses(ours: dict[int, list[Times]], theirs: dict[int, list[Times]]) -> None:
+    for depth, times in theirs.items():
+        apart = abs(times[0]["loss"] - ours[depth][0]["loss"])
+        if not apart <= SAME:
+            raise LockstepError(f"with {depth} layers the first losses are {apart:.4f} apart: not the same work")
+
+
+def _side(level: str, layers: int, cache: str) -> Times:
     command = [sys.executable, "-m", "lockstep.bench.compiling.side", level, str(layers), cache]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    answer: Times = json.loads(done.stdout.splitlines()[-1])
     return answer
 
 
 def _steps(layers: int, rounds: int) -> dict[str, Spread]:
     """Seconds of a step by level; the levels take turns."""
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as cache:
-        sides = {level: levels(shape(layers), level, Path(cache), torch.float32).step for level in LEVELS}
+        sides = {level: levels(shape(layers), level, Path(cache), torch.float32).compiled() for level in LEVELS}
         losses: dict[str, list[float]] = {level: [] for level in LEVELS}
 
         def timed(level: str) -> Callable[[], float]:
@@ -114,11 +195,14 @@ def _seconds(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _name(side: str) -> str:
-    return "torch.compile" if side == "torch" else side
+    return {"torch": "torch.compile", "mindspore": "MindSpore"}.get(side, side)
 
 
-def _cold_and_warm(times: list[dict[str, float]]) -> str:
-    return " / ".join(f"{one['compile']:.2f}" for one in times)
+def _chain_note(chain: dict[str, float]) -> str:
+    return (
+        f"a chain of 60 small operators: {chain['eager'] * 1e6:.0f} us eager, {chain['sunk'] * 1e6:.0f} us sunk, "
+        f"{chain['eager'] / chain['sunk']:.2f}x (target: at least 1.4x)."
+    )
 
 
 def _milliseconds(found: dict[str, Spread], level: str) -> str:
