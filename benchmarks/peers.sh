@@ -19,7 +19,7 @@ install_vllm() {
 install_llama_cpp() {
   local build
   build="$(mktemp -d)"
-  "$python" -m pip download -q --no-deps --no-binary :all: -d "$build" llama-cpp-python
+  "$python" -m pip download -q --no-deps --no-binary llama-cpp-python -d "$build" llama-cpp-python
   tar xzf "$build"/llama_cpp_python-*.tar.gz -C "$build"
   "$python" -m venv "$build/tools"
   "$build/tools/bin/pip" install -q cmake ninja

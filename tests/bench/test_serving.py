@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from lockstep.bench import describe
 from lockstep.bench.serving import SIDES, Load, Server, Side, ask, compare
 from lockstep.bench.serving.compare import Sizes
+from lockstep.bench.serving.copies import _kept
 from lockstep.bench.serving.gguf_copy import copy_as_f16
 from lockstep.errors import LockstepError
 from tests.serve.conftest import saved
@@ -79,6 +81,24 @@ def test_a_wrong_answer_is_an_error_not_a_number(status: int, events: str, messa
 def test_the_numbers_of_a_load() -> None:
     load = Load(first=(0.1, 0.3, 0.2), gaps=tuple(i / 100 for i in range(1, 101)), tokens=30, seconds=2.0)
     assert (load.rate, load.median_first, load.gap(0.5), load.gap(0.99)) == (15.0, 0.2, 0.51, 1.0)
+
+
+def test_the_models_copies_are_made_once_and_again_when_the_model_changes(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(target: Path) -> None:
+        made.append(target)
+        target.write_text("whole")
+
+    source = tmp_path / "model.gguf"
+    source.write_text("")
+    places = [_kept(source, "f16.gguf", tmp_path / "kept", make) for _ in range(2)]
+    assert places[0] == places[1]
+    assert places[0].read_text() == "whole"
+    assert len(made) == 1
+    os.utime(source, (1, 1))
+    assert _kept(source, "f16.gguf", tmp_path / "kept", make) != places[0]
+    assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
 @pytest.mark.slow

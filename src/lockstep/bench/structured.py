@@ -1,0 +1,64 @@
+"""What structured output costs: a decoding step with a mask for every sequence, beside one without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lockstep.bench.machine import Machine
+from lockstep.bench.report import Report
+from lockstep.bench.turns import Spread, ratios, take_turns
+
+if TYPE_CHECKING:
+    from lockstep.model import Model
+    from lockstep.serve import Engine
+
+_PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"type": "array", "items": {}}},
+    "required": ["name", "age", "tags"],
+}
+_SCHEMA = {"type": "array", "items": _PERSON, "minItems": 1000}
+"""Never complete within the tokens that are drawn."""
+_PROMPT = 16
+
+
+def structured(
+    model: Model, clients: Sequence[int], tokens: int, rounds: int, machine: Machine, command: str
+) -> Report:
+    """Greedy steps of so many sequences on one engine, with and without a JSON schema, in turn."""
+    from lockstep.serve import Engine
+
+    engine = Engine(model, prefix_cache=False, max_running=max(clients))
+    rows: list[tuple[str, ...]] = []
+    data: dict[str, Any] = {}
+    for count in clients:
+        sides = {name: partial(_step, engine, count, tokens, name == "schema") for name in ("plain", "schema")}
+        found = take_turns(sides, rounds)
+        ratio = ratios(found["plain"], found["schema"])
+        cells = [f"{1e3 * Spread.of(found[name]).median:.2f}" for name in sides]
+        rows.append((f"{count}", *cells, f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"))
+        data[str(count)] = {**found, "ratio": ratio.median}
+    note = f"{tokens} tokens a sequence after a prompt of {_PROMPT}; the masks are computed beside the forward pass."
+    columns = ("sequences", "ms a step, plain", "with a JSON schema", "schema / plain")
+    return Report("structured", "Structured output", command, machine, columns, tuple(rows), (note,), data)
+
+
+def _step(engine: Engine, clients: int, tokens: int, schema: bool) -> float:
+    """Mean seconds of a step in which every sequence gets one token."""
+    from lockstep.serve import SamplingParams
+
+    structure = {"structured_outputs": {"json": _SCHEMA}} if schema else {}
+    params = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True, **structure)
+    for client in range(clients):
+        engine.add_request([(7 + 31 * client + 13 * i) % 256 for i in range(_PROMPT)], params)
+    prefilled = engine.stats().computed_tokens + clients * _PROMPT
+    while engine.stats().computed_tokens < prefilled:
+        engine.step()
+    start, steps = time.perf_counter(), 0
+    while engine.has_work():
+        engine.step()
+        steps += 1
+    return (time.perf_counter() - start) / steps
