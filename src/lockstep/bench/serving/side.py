@@ -16,8 +16,8 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 
-_START = 600.0
-"""Seconds a server may take to start; vLLM compiles for minutes."""
+_START = 1200.0
+"""Seconds a server may take to start; vLLM compiles for minutes, for ten on a busy machine."""
 
 
 @dataclass(frozen=True)
