@@ -182,7 +182,7 @@ def test_errors_are_told_and_can_be_tried_again(page: Page) -> None:
     tokens(page, 4)
     ask(page, "fox " * 2000)
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("context holds 1024 tokens")
+    expect(alert).to_contain_text("maximum context length is 1024 tokens")
     page.get_by_role("button", name="New chat").click()
     page.route("**/v1/chat/completions", lambda route: route.abort())
     ask(page, "the")

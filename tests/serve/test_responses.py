@@ -145,7 +145,7 @@ def test_calls_become_items():
         ({"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "["}]}, "not a JSON object"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type is \"web_search\": give 'function'"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0"),
-        ({"max_output_tokens": 5000}, "context holds 1024 tokens"),
+        ({"max_output_tokens": 5000}, "maximum context length is 1024 tokens"),
         ({"background": True}, "background is true"),
         ({"messages": []}, "not a parameter of this endpoint but of /v1/chat/completions"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.name is missing"),

@@ -127,14 +127,14 @@ def test_an_interactive_chat_survives_a_message_too_long(directory, capsys, monk
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert run(["chat", directory, "--max-tokens", "2"]) == 0
     captured = capsys.readouterr()
-    assert "context holds 1024 tokens" in captured.err
+    assert "maximum context length is 1024 tokens" in captured.err
     assert "/new forgets" in captured.err
     assert captured.out.endswith("\n")
 
 
 def test_chat_with_a_message_too_long_is_told(directory, capsys):
     assert run(["chat", directory, "-m", "fox " * 2000]) == 2
-    assert "context holds 1024 tokens" in capsys.readouterr().err
+    assert "maximum context length is 1024 tokens" in capsys.readouterr().err
 
 
 def test_serve_without_a_model_is_told(capsys):

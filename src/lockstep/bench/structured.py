@@ -48,10 +48,10 @@ def structured(
 
 def _step(engine: Engine, clients: int, tokens: int, schema: bool) -> float:
     """Mean seconds of a step in which every sequence gets one token."""
-    from lockstep.serve import SamplingParams
+    from lockstep.serve import SamplingParams, StructuredOutputs
 
-    structure = {"structured_outputs": {"json": _SCHEMA}} if schema else {}
-    params = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True, **structure)
+    structure = StructuredOutputs(json=_SCHEMA) if schema else None
+    params = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True, structured_outputs=structure)
     for client in range(clients):
         engine.add_request([(7 + 31 * client + 13 * i) % 256 for i in range(_PROMPT)], params)
     prefilled = engine.stats().computed_tokens + clients * _PROMPT

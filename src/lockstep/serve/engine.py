@@ -157,7 +157,8 @@ class Engine:
         if length + (1 if wanted is None else wanted) > self.max_length:
             asked = "" if wanted is None else f" and max_tokens asks for {wanted} more"
             raise PromptTooLong(
-                f"the context holds {self.max_length} tokens, but the prompt has {length}{asked}: "
+                # OpenAI's words: clients look for them to tell this error from others.
+                f"this model's maximum context length is {self.max_length} tokens, but the prompt has {length}{asked}: "
                 "shorten the prompt or lower max_tokens."
             )
         if self.max_queue is not None and len(self._scheduler.waiting) + params.n > self.max_queue:
