@@ -42,8 +42,13 @@ def test_an_unknown_side_and_a_missing_peer_are_told_before_anything_runs(tmp_pa
 
 
 def test_notes_compare_with_fast():
-    sides = [Found("lockstep", [1.1, 1.1], 1.0, 1, [2.0]), Found("lockstep-fast", [1.0, 1.0], 1.0, 1, [2.0])]
-    assert "takes +10 % of one under `fast`" in " ".join(_notes(sides, 1e9, 1e11))
+    seconds = {"lockstep": 1.1, "lockstep-fast": 1.0, "lockstep-fast-float32": 2.0}
+    sides = [Found(name, [s, s], 1.0, 1, [2.0]) for name, s in seconds.items()]
+    told = " ".join(_notes(sides, 1e9, 1e11))
+    assert "A step of `lockstep` is +10% against one of `lockstep-fast` (" in told
+    assert "float32" not in told.split("A step of")[1]  # its twin did not run
+    told = " ".join(_notes([*sides, Found("lockstep-float32", [1.0, 1.0], 1.0, 1, [2.0])], 1e9, 1e11))
+    assert "`lockstep-float32` is -50% against one of `lockstep-fast-float32`" in told
 
 
 @pytest.mark.parametrize("loss", [2.02, float("nan")])

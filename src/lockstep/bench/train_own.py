@@ -40,6 +40,7 @@ OWN = {
     "lockstep-float32": Own(dtype="float32"),
     "lockstep-float32-O2": Own(dtype="float32", level="O2"),
     "lockstep-fast": Own(numerics="fast"),
+    "lockstep-fast-float32": Own(numerics="fast", dtype="float32"),
     "lockstep-pure-bf16": Own(masters="bfloat16"),
 }
 """`lockstep-pure-bf16` keeps weights, gradients and moments in bfloat16, as `transformers` in bfloat16 does."""

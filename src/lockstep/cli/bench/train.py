@@ -18,7 +18,8 @@ def train(
         str,
         typer.Option(
             help="Sides, comma-separated: hf-eager, hf-compile, either with -float32; lockstep-O1, lockstep-O2, "
-            "lockstep-fast, lockstep-float32, lockstep-float32-O2, lockstep-pure-bf16; mindspore."
+            "lockstep-fast, lockstep-fast-float32, lockstep-float32, lockstep-float32-O2, lockstep-pure-bf16; "
+            "mindspore."
         ),
     ] = "hf-eager,hf-compile",
     peers: Annotated[Path, typer.Option(help="Where benchmarks/peers.sh installed them.")] = PEERS,
