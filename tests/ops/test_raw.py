@@ -90,6 +90,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "grouped_weight_gradient": lambda: (half(0, 21, 20), half(1, 21, 5), routes()[1]),
     "rms_norm": lambda: (randn(0, 7, 3, 20), half(1, 20), 1e-5, 1.0),
     "rms_norm_backward": lambda: (half(0, 7, 20), randn(1, 7, 20), half(2, 20), randn(3, 7), 1.0),
+    "rms_norm_weight_gradient": lambda: (half(0, 7, 20), randn(1, 7, 20), randn(2, 7), randn(3, 20)),
     "add_rms_norm": lambda: (randn(0, 7, 20), half(1, 7, 20), half(2, 20), 1e-5, 1.0),
     "add_rms_norm_backward": lambda: (
         half(0, 7, 20), randn(1, 7, 20), randn(2, 7, 20), half(3, 20), randn(4, 7), 1.0,

@@ -150,6 +150,7 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::linear_cross_entropy": _loss,
     "lockstep::rms_norm": _per_element(4, "x"),
     "lockstep::rms_norm_backward": _per_element(9, "x"),
+    "lockstep::rms_norm_weight_gradient": _per_element(3, "x"),
     "lockstep::add_rms_norm": _per_element(5, "x"),
     "lockstep::add_rms_norm_backward": _per_element(10, "sum"),
     "lockstep::layer_norm": _per_element(7, "x"),

@@ -49,6 +49,21 @@ inline void rms_norm_backward_op(Call& call) {
   });
 }
 
+inline void rms_norm_weight_gradient_op(Call& call) {
+  const Tensor &dy = call.tensor(0), &x = call.tensor(1), &rstd = call.tensor(2), &before = call.tensor(3);
+  const int64_t d = x.size(-1), rows = x.numel() / d;
+  expect_sizes("dy", dy, x.sizes());
+  expect_sizes("rstd", rstd, {rows});
+  expect_sizes("before", before, {d});
+  Tensor dw = call.result({d}, at::kFloat);
+  norm_types(x, dy, [&](auto* wide, auto* t) {
+    using X = TYPE_OF(wide);
+    using T = TYPE_OF(t);
+    rms_norm_weight_gradient<X, T>(data<T>(dy), data<X>(x), data<float>(rstd), data<float>(before), data<float>(dw),
+                                   rows, d);
+  });
+}
+
 inline void add_rms_norm_op(Call& call) {
   const Tensor &x = call.tensor(0), &h = call.tensor(1), &weight = call.tensor(2);
   const NormSize n(x, weight);
@@ -142,6 +157,7 @@ inline void add_layer_norm_backward_op(Call& call) {
 inline void register_norm(torch::Library& m) {
   OPERATOR(m, rms_norm);
   OPERATOR(m, rms_norm_backward);
+  OPERATOR(m, rms_norm_weight_gradient);
   OPERATOR(m, add_rms_norm);
   OPERATOR(m, add_rms_norm_backward);
   OPERATOR(m, layer_norm);

@@ -78,6 +78,9 @@ template <typename X, typename T>
 void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, const float* rstd, X* dx, float* dw,
                        int64_t rows, int64_t d, ResidualGradient<T> residual);
 template <typename X, typename T>
+void rms_norm_weight_gradient(const T* dy, const X* x, const float* rstd, const float* before, float* dw, int64_t rows,
+                              int64_t d);
+template <typename X, typename T>
 void layer_norm(const X* x, const T* weight, const T* bias, float eps, T* y, float* mean, float* rstd, int64_t rows,
                 int64_t d, Residual<T> residual);
 template <typename X, typename T>

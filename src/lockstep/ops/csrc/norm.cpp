@@ -78,9 +78,16 @@ void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, c
     const F16 mean = F16::all(sum(dot) / float(d));
     for (int64_t j = 0; j < d; j += 16) store_gradient((g(j) - h(j) * mean) * r, residual, dx, i * d + j, d - j);
   }
+  rms_norm_weight_gradient<X, T>(dy, x, rstd, nullptr, dw, rows, d);
+}
+
+// dw alone; `before`, where given, is that of the rows before these, and the chain goes on from it.
+template <typename X, typename T>
+void rms_norm_weight_gradient(const T* dy, const X* x, const float* rstd, const float* before, float* dw, int64_t rows,
+                              int64_t d) {
 #pragma omp parallel for schedule(static) if (rows * d > GRAIN)
   for (int64_t j = 0; j < d; j += 16) {
-    F16 s = F16::zero();
+    F16 s = before ? load_part(before + j, d - j) : F16::zero();
     for (int64_t i = 0; i < rows; i++) {
       F16 h = load_part(x + i * d + j, d - j) * F16::all(rstd[i]);
       s = fma(load_part(dy + i * d + j, d - j), h, s);
@@ -149,6 +156,7 @@ void layer_norm_backward(const T* dy, const X* x, const T* weight, const float* 
   template void rms_norm(const X*, const T*, float, float, T*, float*, int64_t, int64_t, Residual<T>);                \
   template void rms_norm_backward(const T*, const X*, const T*, float, const float*, X*, float*, int64_t, int64_t,    \
                                   ResidualGradient<T>);                                                               \
+  template void rms_norm_weight_gradient(const T*, const X*, const float*, const float*, float*, int64_t, int64_t);   \
   template void layer_norm(const X*, const T*, const T*, float, T*, float*, float*, int64_t, int64_t, Residual<T>);   \
   template void layer_norm_backward(const T*, const X*, const T*, const float*, const float*, X*, float*, float*,     \
                                     int64_t, int64_t, ResidualGradient<T>)

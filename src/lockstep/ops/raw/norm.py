@@ -33,6 +33,14 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, offse
     return torch.empty_like(x), _column_values(x)
 
 
+@define("rms_norm_weight_gradient(Tensor dy, Tensor x, Tensor rstd, Tensor before) -> Tensor")
+def rms_norm_weight_gradient(dy: Tensor, x: Tensor, rstd: Tensor, before: Tensor) -> Tensor:
+    """d_weight float32 [d] of these rows and the ones before them, whose d_weight is `before`."""
+    same("dy", tuple(dy.shape), tuple(x.shape))
+    same("before", tuple(before.shape), (x.shape[-1],))
+    return _column_values(x)
+
+
 @define("add_rms_norm(Tensor x, Tensor h, Tensor weight, float eps, float offset) -> (Tensor, Tensor, Tensor)")
 def add_rms_norm(x: Tensor, h: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor, Tensor]:
     """x float32 [..., d], h [..., d] in the weight's dtype -> x + h float32, its norm, 1 / rms."""
