@@ -89,7 +89,8 @@ def on_mesh(
 
     line.step([given[m] for m in mine], finish, lambda n, m, g: sums.put(n, mine[m], g))
     total = sums.total()
-    norm = global_norm(total, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
+    runs = {run: shards.read(total, run) for run in shards.own}
+    norm = global_norm(runs, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
     shards.collect(total)
     return total, norm
 
@@ -163,7 +164,7 @@ def test_a_norm_over_blocks_of_many_ranks_is_that_of_one(threads: Threads) -> No
             assert pieces[0][0] == 0
             assert pieces[-1][1] == tensor.numel()
             assert all(a[1] == b[0] for a, b in pairwise(pieces))
-        return global_norm(values, shards, cuts, list(values), mesh, ops)
+        return global_norm({run: shards.read(values, run) for run in shards.own}, shards, cuts, list(values), mesh, ops)
 
     for dp in (1, 2, 3, 4):
         assert threads(MeshShape(dp=dp), work) == [expected] * dp

@@ -54,16 +54,20 @@ class _Batch:
 
 
 def trained(
-    mesh: Mesh, config: ModelConfig, count: int, dtype: torch.dtype, name: str = "1f1b"
+    mesh: Mesh, config: ModelConfig, count: int, dtype: torch.dtype, name: str = "1f1b", rows: bool = False
 ) -> tuple[dict[str, Tensor], float, list[float]]:
     """Gradients of this rank (its slices), the norm, the objectives of its micro-batches."""
     mine = spread(count, mesh.shape.dp)[mesh["dp"].index]
     table = schedule(name, mesh.shape.pp, len(mine))
-    part = Partition(config, mesh, table, stages_of(config.num_layers, table, config.tie_embeddings))
+    stages = stages_of(config.num_layers, table, config.tie_embeddings)
+    part = Partition(config, mesh, table, stages, sequence_parallel=rows)
     ops = part.operators(BITWISE)
     decoder = part.decoder(lambda name, shape: draw(name, shape, config, 1))
     parameters = {n: p for n, p in decoder.named_parameters() if not p.is_meta}
-    line = Pipeline(mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, recomputing(()))
+    call = recomputing({0} if rows else ())
+    line = Pipeline(
+        mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, call, part.rows, contexts=part.contexts
+    )
     owned, objectives = {n: parameters[n] for n in part.owned(part.names)}, []
     shards = Shards(owned, {n: part.local_cut(n) for n in owned}, mesh["dp"])
     sums = Reduction(owned, shards, count)
@@ -76,7 +80,8 @@ def trained(
 
     line.step([_Batch(m) for m in mine], finish, lambda n, m, g: sums.put(n, mine[m], g))
     total = sums.total()
-    norm = global_norm(total, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
+    runs = {run: shards.read(total, run) for run in shards.own}
+    norm = global_norm(runs, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
     shards.collect(total)
     return total, norm, objectives
 
@@ -107,14 +112,19 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         assert torch.equal(tensor, right[name]), name
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("dtype", "rows"),
+    [(torch.bfloat16, False), (torch.float32, False), (torch.bfloat16, True)],
+    ids=["bf16", "fp32", "sequence parallel"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_degree_gives_the_same_bytes(threads: Threads, family: str, dtype: torch.dtype) -> None:
+def test_every_degree_gives_the_same_bytes(threads: Threads, family: str, dtype: torch.dtype, rows: bool) -> None:
+    """23 rows: no degree divides them."""
     config = model(family)
     results = {}
     for tp in (1, 2, 4):
         shape = MeshShape(tp=tp)
-        found = threads(shape, functools.partial(trained, config=config, count=2, dtype=dtype))
+        found = threads(shape, functools.partial(trained, config=config, count=2, dtype=dtype, rows=rows))
         assert len({(norm, *objectives) for _, norm, objectives in found}) == 1
         results[tp] = whole(found, config, shape), found[0][1:]
     for tp in (2, 4):
@@ -122,15 +132,29 @@ def test_every_degree_gives_the_same_bytes(threads: Threads, family: str, dtype:
         assert results[1][1] == results[tp][1]
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
-def test_with_pipelines_and_replicas(threads: Threads, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows"), [("1f1b", False), ("zb-h1", False), ("zb-v", False), ("zb-h1", True), ("zb-v", True)]
+)
+def test_with_pipelines_and_replicas(threads: Threads, name: str, rows: bool) -> None:
     config = model("qwen3", canonical_tp=2, num_layers=4)
     work = functools.partial(trained, config=config, count=5, dtype=torch.bfloat16)
     alone = threads(MeshShape(), work)
     shape = MeshShape(pp=2, dp=2, tp=2)
-    found = threads(shape, functools.partial(work, name=name))
+    found = threads(shape, functools.partial(work, name=name, rows=rows))
     same(whole(alone, config, MeshShape()), whole(found, config, shape))
     assert {norm for _, norm, _ in found} == {alone[0][1]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_contexts_give_the_same_bytes(threads: Threads, family: str) -> None:
+    """23 rows of two sequences, which ranks share out anywhere."""
+    config = model(family, canonical_tp=2)
+    work = functools.partial(trained, config=config, count=2, dtype=torch.bfloat16)
+    alone = threads(MeshShape(), work)
+    for shape in (MeshShape(cp=4), MeshShape(cp=2, tp=2)):
+        found = threads(shape, work)
+        same(whole(alone, config, MeshShape()), whole(found, config, shape))
+        assert {(norm, *objectives) for _, norm, objectives in found} == {(alone[0][1], *alone[0][2])}
 
 
 def test_segments_change_rounding_only(threads: Threads) -> None:

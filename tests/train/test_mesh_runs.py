@@ -45,7 +45,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layout(parallel: dict[str, Any]) -> MeshShape:
-    return MeshShape(**{k: v for k, v in parallel.items() if k in ("pp", "dp", "tp")})
+    return MeshShape(**{k: v for k, v in parallel.items() if k in ("pp", "dp", "cp", "tp")})
 
 
 def run(config: Config, parallel: dict[str, Any], resume: Path | None = None) -> None:
@@ -89,29 +89,67 @@ LAYOUTS = {
     "tp2": {"tp": 2},
     "tp2 pp2 dp2, moments sharded": {"tp": 2, "pp": 2, "dp": 2, "fsdp": 1, "schedule": "zb-v"},
     "dp2 of two segments, moments sharded": {"dp": 2, "fsdp": 1},
+    "tp2 pp2 1f1b, rows shared": {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute_layers": 1},
+    "dp2, gradients sharded": {"dp": 2, "fsdp": 2},
+    "dp3, weights sharded": {"dp": 3, "fsdp": 3},
+    "pp2 dp2 zb-v, gradients sharded": {"pp": 2, "dp": 2, "fsdp": 2, "schedule": "zb-v"},
+    "pp2 dp2 1f1b, weights sharded": {"pp": 2, "dp": 2, "fsdp": 3, "recompute_per_stage": [1, 0]},
+    "cp2": {"cp": 2},
+    "cp2 pp2 zb-h1, weights sharded by dp2": {"cp": 2, "pp": 2, "dp": 2, "fsdp": 3, "schedule": "zb-h1"},
+    "cp2 tp2": {"cp": 2, "tp": 2, "recompute_layers": 1},
+    "tp2 dp2, rows shared, weights sharded": {"tp": 2, "dp": 2, "fsdp": 3, "sequence_parallel": True},
 }
 
 
+Alone = Callable[[dict[str, Any], dict[str, Any]], Path]
+
+
+@pytest.fixture(scope="module")
+def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """The run of one process of a model and a train section: made once for all layouts that are compared with it."""
+    made: dict[str, Path] = {}
+
+    def find(model: dict[str, Any], train: dict[str, Any]) -> Path:
+        key = json.dumps([model, train])
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("alone") / "run"
+            Trainer(check(Config, tiny_tree(text, made[key], model=model, train=train), "test")).fit()
+        return made[key]
+
+    return find
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, name: str) -> None:
+def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, alone: Alone, name: str) -> None:
     """Losses, norms, evaluations, and every checkpoint's weights and moments."""
-    alone, mesh = tmp_path / "alone", tmp_path / "mesh"
     segments = 2 if "tp" in LAYOUTS[name] or "segments" in name else None
-    model = {**MODEL, "num_kv_heads": 2, "tie_embeddings": name != "dp2"}
-    config = functools.partial(tiny, model=model, train={**TRAIN, "canonical_tp": segments})
-    Trainer(config(alone)).fit()
-    run(config(mesh), LAYOUTS[name])
-    same(alone, mesh)
-    assert losses(alone) == losses(mesh)
+    tied = name not in ("dp2", "dp3, weights sharded")
+    model = {**MODEL, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "tie_embeddings": tied}
+    train = {**TRAIN, "canonical_tp": segments}
+    if LAYOUTS[name].get("fsdp", 0) > 1:
+        train["micro_batches"] = 6
+        model["vocab_size"] = 5000  # an embedding of three blocks: runs begin within a tensor
+    expected = alone(model, train)
+    run(tiny(tmp_path / "mesh", model=model, train=train), LAYOUTS[name])
+    same(expected, tmp_path / "mesh")
+    assert losses(expected) == losses(tmp_path / "mesh")
 
 
-def test_a_run_goes_on_upon_another_layout(tiny: Tiny, tmp_path: Path) -> None:
-    """Two processes, then a pipeline, then one process again: the weights of a run that was never stopped."""
+MOVES: dict[str, tuple[dict[str, Any], ...]] = {
+    "two processes, a pipeline, one process": ({"dp": 2, "fsdp": 1}, {"pp": 2, "schedule": "v-half"}, {}),
+    "weights sharded, tensor parallel, gradients sharded":
+        ({"dp": 2, "fsdp": 3}, {"tp": 2, "sequence_parallel": True}, {"dp": 3, "fsdp": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("moves", MOVES)
+def test_a_run_goes_on_upon_another_layout(tiny: Tiny, tmp_path: Path, moves: str) -> None:
+    """The weights of a run that was never stopped."""
     whole, moved = tmp_path / "whole", tmp_path / "moved"
-    train = {**TRAIN, "steps": 6}
-    Trainer(tiny(whole, model=MODEL, train=train)).fit()
-    config = tiny(moved, model=MODEL, train=train)
-    for steps, parallel in ((2, {"dp": 2, "fsdp": 1}), (4, {"pp": 2, "schedule": "v-half"}), (6, {})):
+    train, model = {**TRAIN, "steps": 6, "micro_batches": 6, "canonical_tp": 2}, {**MODEL, "num_kv_heads": 2}
+    Trainer(tiny(whole, model=model, train=train)).fit()
+    config = tiny(moved, model=model, train=train)
+    for steps, parallel in zip((2, 4, 6), MOVES[moves], strict=True):
         part = config.model_copy(update={"train": config.train.model_copy(update={"save_every": 2})})
         halted = _Halted(steps)
         on_threads(
@@ -222,9 +260,11 @@ def test_layouts_that_cannot_be_are_told(tiny: Tiny) -> None:
     wrong = {
         "dp 3 x cp 1 x tp 1 = 3 ranks, but 2 processes were started": ("dp", {"dp": 3}, {}),
         "parallel asks for pp2, but the mesh that was given is dp2": ("dp", {"pp": 2}, {}),
-        "parallel.cp is 2: context parallelism is planned for, but not run": ("dp", {"cp": 2}, {}),
+        "parallel.cp is 2: in attention each rank takes some of the 1 key heads": ("dp", {"cp": 2}, {}),
         "parallel.ep is 2: expert parallelism is planned for, but not run": ("dp", {"dp": 2, "ep": 2}, {}),
-        "parallel.fsdp is 3": ("dp", {"dp": 2, "fsdp": 3}, {}),
+        "train.micro_batches is 3, which parallel.dp 2 does not divide": ("dp", {"dp": 2, "fsdp": 3}, {}),
+        "lora.rank 2 with parallel.fsdp 3":
+            ("dp", {"dp": 2, "fsdp": 3}, {"lora": {"rank": 2}, "train": {"micro_batches": 2}}),
         "train.micro_batches is 1, fewer than the 2 replicas": ("dp", {"dp": 2}, {"train": {"micro_batches": 1}}),
         "did you mean '1f1b'": ("pp", {"pp": 2, "schedule": "1f2b"}, {}),
         "2 layers, too few for 2 pipeline stages x 2 chunks (zb-v)": ("pp", {"pp": 2, "schedule": "zb-v"}, {}),
@@ -241,10 +281,12 @@ def _refused_on(config: Config, parallel: dict[str, Any], expected: str, mesh: M
     assert expected in refused(config, mesh, **parallel)
 
 
-def test_adapters_train_on_two_replicas(tiny: Tiny, tmp_path: Path) -> None:
-    config = functools.partial(tiny, lora={"rank": 2, "merge": True}, train={**TRAIN, "export": True})
+@pytest.mark.parametrize("level", [1, 2])
+def test_adapters_train_on_two_replicas(tiny: Tiny, tmp_path: Path, level: int) -> None:
+    train = {**TRAIN, "export": True, "micro_batches": 4, "eval_every": 0}
+    config = functools.partial(tiny, lora={"rank": 2, "merge": True}, train=train)
     Trainer(config(tmp_path / "alone")).fit()
-    run(config(tmp_path / "mesh"), {"dp": 2, "fsdp": 1})
+    run(config(tmp_path / "mesh"), {"dp": 2, "fsdp": level})
     left, right = (load_checkpoint(checkpoints(tmp_path / n)[-1]).tensors("adapters") for n in ("alone", "mesh"))
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
@@ -252,10 +294,12 @@ def test_adapters_train_on_two_replicas(tiny: Tiny, tmp_path: Path) -> None:
     assert files[0] == files[1]
 
 
-def test_a_pipeline_exports_the_whole_model(tiny: Tiny, tmp_path: Path) -> None:
-    config = functools.partial(tiny, model={**MODEL, "tie_embeddings": False}, train={**TRAIN, "export": True})
+@pytest.mark.parametrize("parallel", [{"pp": 2}, {"dp": 2, "fsdp": 3}], ids=str)
+def test_a_mesh_exports_the_whole_model(tiny: Tiny, tmp_path: Path, parallel: dict[str, Any]) -> None:
+    train = {**TRAIN, "export": True, "micro_batches": 4, "eval_every": 0}
+    config = functools.partial(tiny, model={**MODEL, "tie_embeddings": False}, train=train)
     Trainer(config(tmp_path / "alone")).fit()
-    run(config(tmp_path / "mesh"), {"pp": 2})
+    run(config(tmp_path / "mesh"), parallel)
     files = [(tmp_path / n / "export" / "model.safetensors").read_bytes() for n in ("alone", "mesh")]
     assert files[0] == files[1]
 
@@ -299,7 +343,8 @@ def _children(pid: int) -> list[int]:
 
 def test_a_plan_is_run_as_it_is(tiny: Tiny, tmp_path: Path) -> None:
     from lockstep.plan import Batch, Layout, Plan, predict
-    from lockstep.train.planned import planned, planner_shape
+    from lockstep.plan.decoder_config import planner_shape
+    from lockstep.train.planned import planned
 
     config = tiny(model={**MODEL, "vocab_size": 300})
     shape = planner_shape(config.model)

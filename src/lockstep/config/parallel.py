@@ -20,15 +20,20 @@ class ParallelConfig(Section):
     """Data-parallel replicas: each takes its run of the global batch's `train.micro_batches`."""
     tp: int = Field(default=1, ge=1)
     """Tensor-parallel ranks of a layer; divides the model's canonical_tp (`train.canonical_tp`)."""
+    sequence_parallel: bool = False
+    """With `tp`: ranks share out the rows of what lies between the layers' cut products (the residual stream, norms),
+    which are then kept once in all instead of once on each rank."""
     pp: int = Field(default=1, ge=1)
     """Pipeline stages."""
     cp: int = Field(default=1, ge=1)
-    """Context-parallel ranks of a sequence. Planned for only: this version runs 1."""
+    """Context-parallel ranks: each has a run of a micro-batch's rows, and in attention all rows of some heads. cp
+    divides the key heads that `tp` leaves a rank; not with `sequence_parallel`."""
     ep: int = Field(default=1, ge=1)
     """Expert-parallel ranks, among dp x cp. Planned for only: this version runs 1."""
     fsdp: int = Field(default=0, ge=0, le=3)
-    """What is sharded over dp: 0 nothing, 1 the optimizer's moments (ZeRO-1); 2 (gradients too) and 3 (weights too)
-    are planned for only."""
+    """What is sharded over dp (ZeRO): 0 nothing, 1 the optimizer's moments, 2 gradients too, each layer's exchanged
+    after every micro-batch, 3 weights too, each layer's gathered for its forward and again for its backward. 2 and 3
+    need a number of micro-batches that dp divides."""
     schedule: str = "1f1b"
     """The pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min or
     dualpipe-v; or a file (.yaml, .json) that holds a table, such as one that `lockstep.plan.search_schedule` made."""

@@ -217,7 +217,7 @@ class Attention(nn.Module):
             assert isinstance(pages, KVPages | Int8Pages), "a Paged batch needs the pages of its cache"
             ops.write_kv(k, v, pages, batch)
             y = ops.paged_attention(q, pages, batch, self.scale, self.window, self.softcap)
-        return self.o(ops, y.reshape(x.shape[0], -1))
+        return self.o(ops, y.reshape(y.shape[0], -1))  # x may be a device's share of the rows
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(x.shape[0], -1, self.head_dim)

@@ -21,21 +21,26 @@ from lockstep.ops import linear as contract
 from lockstep.ops import plain
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
+from lockstep.ops.row_shards import Rows, SharedRows, Whole, on_rows
 
 Add = Callable[[Tensor, torch.dtype], Tensor]
 """float32 -> the sum of all devices' tensors by the tree over them, rounded once to dtype; the same bits on each"""
+
+
+WeightGradient = Callable[[Tensor | None], Tensor]
+"""The gradient of the rows before, float32, which it may add into (None: there are none) -> that of these rows too"""
 
 
 class WeightQueue:
     """Weight gradients that backward passes have put off since `take` was last called, each with its weight."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        self._work: list[tuple[Tensor, WeightGradient]] = []
 
-    def put(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
+    def put(self, weight: Tensor, gradient: WeightGradient) -> None:
         self._work.append((weight, gradient))
 
-    def take(self) -> list[tuple[Tensor, Callable[[], Tensor]]]:
+    def take(self) -> list[tuple[Tensor, WeightGradient]]:
         """What was queued, in order; the queue is empty afterwards."""
         found, self._work = self._work, []
         return found
@@ -45,75 +50,106 @@ class WeightQueue:
 class LinearForm:
     """A linear layer as its four products; calling it is an operator like `linear`.
 
-    product: (x, weight or pack, bias, out_dtype). input_gradient: (dy, weight). weight_gradient: (dy, x).
+    product: (x, weight or pack, bias, out_dtype). input_gradient: (dy, weight). weight_gradient: (dy, x, that of the
+    rows before or None).
     bias_gradient: (dy). queue: where the weight's gradient goes instead of being computed in the backward pass.
+    gathered: x is own rows, and the product one of all rows. spread: the product gives own rows (`row_shards`).
     """
 
     product: Callable[..., Tensor]
     input_gradient: Callable[[Tensor, Tensor], Tensor]
-    weight_gradient: Callable[[Tensor, Tensor], Tensor]
+    weight_gradient: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     bias_gradient: Callable[[Tensor], Tensor]
     queue: WeightQueue | None = None
+    gathered: SharedRows | None = None
+    spread: SharedRows | None = None
 
     def __call__(
         self, x: Tensor, weight: Any, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
     ) -> Tensor:
+        if self.spread is not None:
+            self.spread.release()
+        whole = None if self.gathered is None else self.gathered.of(x)
         if not isinstance(weight, Tensor):
             refuse_gradient("a product with a packed weight", x)
-            return self.product(x, weight, bias, out_dtype)
-        y: Tensor = _Linear.apply(x, weight, bias, out_dtype, self)
+            return self.product(x if whole is None else whole.tensor, weight, bias, out_dtype)
+        if whole is not None and torch.is_grad_enabled() and weight.requires_grad:
+            whole.expect_reader()
+        y: Tensor = _Linear.apply(x, weight, bias, out_dtype, self, whole)
         return y
 
 
 class _Linear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, form: LinearForm
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None, form: LinearForm,
+        whole: Whole | None,
+    ) -> Tensor:  # fmt: skip
         x = x.contiguous()
         ctx.save_for_backward(x)
         ctx.weight = weight  # the parameter itself: a tensor that is saved may come back as another object
         ctx.bias_dtype = None if bias is None else bias.dtype
-        ctx.form = form
-        return form.product(x, weight.detach(), bias, out_dtype)
+        ctx.form, ctx.whole = form, whole
+        return form.product(x if whole is None else whole.tensor, weight.detach(), bias, out_dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), weight, form = ctx.saved_tensors, ctx.weight, ctx.form
+        (x,), weight, form, whole = ctx.saved_tensors, ctx.weight, ctx.form, ctx.whole
         dy = grads[0].to(x.dtype).contiguous()
-        need_x, need_weight, need_bias, _, _ = ctx.needs_input_grad
+        if form.spread is not None:
+            dy = form.spread.rows.gather(dy)
+        need_x, need_weight, need_bias = ctx.needs_input_grad[:3]
         dx = form.input_gradient(dy, weight.detach()) if need_x else None
         db = form.bias_gradient(dy).to(ctx.bias_dtype) if need_bias else None
+
+        def weight_gradient(before: Tensor | None = None) -> Tensor:
+            read = x if whole is None else whole.again(x)
+            return form.weight_gradient(dy, read, before).to(weight.dtype)
+
         dw = None
         if need_weight and (form.queue is None or not weight.is_leaf):  # a part of a parameter cannot wait
-            dw = form.weight_gradient(dy, x).to(weight.dtype)
+            dw = weight_gradient()
         elif need_weight:
-            form.queue.put(weight, lambda: form.weight_gradient(dy, x).to(weight.dtype))
-        return dx, dw, db, None, None
+            form.queue.put(weight, weight_gradient)
+        return dx, dw, db, None, None, None
 
 
 def deferring(ops: Operators, queue: WeightQueue) -> Operators:
     """The operators with linear layers that put their weights' gradients into the queue; the bits are the same."""
     cut = {how: replace(found, linear=replace(found.linear, queue=queue)) for how, found in ops.cut.items()}
-    return replace(ops, linear=replace(_WHOLE[ops.numerics], queue=queue), cut=cut)
+    return replace(ops, linear=replace(whole_linear(ops), queue=queue), cut=cut)
 
 
-def cut_operators(ops: Operators, segments: int, here: int, add: Add, over: str = "") -> Operators:
+def whole_linear(ops: Operators) -> LinearForm:
+    """The linear layer that is not cut, as its products."""
+    return ops.linear if isinstance(ops.linear, LinearForm) else _WHOLE[ops.numerics]
+
+
+def cut_operators(
+    ops: Operators, segments: int, here: int, add: Add, over: str = "", shards: Rows | None = None
+) -> Operators:
     """The operators of a device that holds ``here`` of the N segments of what is cut.
 
-    segments: N, a power of two; 1 leaves the operators as they are. over: what `add` adds over, in words.
+    segments: N, a power of two; 1 leaves the operators as they are. over: what `add` adds over, in words. shards: where
+    devices hold a share of the rows of activations between cut products (sequence parallelism).
     """
     if segments == 1:
         return ops
-    whole = _WHOLE[ops.numerics]
-    columns = replace(whole, input_gradient=lambda dy, weight: _over_outputs(ops, dy, weight, here, add))
-    rows = replace(whole, product=lambda x, weight, bias, out: _over_inputs(ops, x, weight, bias, out, here, add))
+    whole, shared = whole_linear(ops), None if shards is None else SharedRows(shards)
+    total: Add = add if shards is None else shards.add
+    columns = replace(
+        whole, input_gradient=lambda dy, weight: _over_outputs(ops, dy, weight, here, total), gathered=shared
+    )
+    rows = replace(
+        whole, product=lambda x, weight, bias, out: _over_inputs(ops, x, weight, bias, out, here, total), spread=shared
+    )
     cut: dict[Split, CutProduct] = {
         "columns": CutProduct(columns, ops.pack),
         "rows": CutProduct(rows, lambda weight, dtype: [ops.pack(part, dtype) for part in _parts(weight, 1, here)]),
     }
     norm = lambda *given, **named: _head_norm(ops, here, add, *given, **named)  # noqa: E731
-    return replace(ops, cut=cut, rms_norm=norm, cut_as=f"{here} of {segments} segments {over}".rstrip())
+    found = replace(ops, cut=cut, rms_norm=norm, cut_as=f"{here} of {segments} segments {over}".rstrip())
+    return found if shards is None else on_rows(found, shards)
 
 
 def _over_inputs(
@@ -179,6 +215,10 @@ def _parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
     return [part.contiguous() for part in tensor.tensor_split(count, dim=dim)]
 
 
+def _fast_weight_gradient(dy: Tensor, x: Tensor, before: Tensor | None) -> Tensor:
+    return dy.T @ x if before is None else before + dy.T @ x
+
+
 def _fast_input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
     return dy @ weight.to(dy.dtype)
 
@@ -188,7 +228,7 @@ _WHOLE: Mapping[str, LinearForm] = {
         contract.linear, contract.input_gradient, contract.weight_gradient,
         lambda dy: torch.ops.lockstep.column_sums(dy),
     ),
-    "fast": LinearForm(plain.linear, _fast_input_gradient, lambda dy, x: dy.T @ x, lambda dy: dy.sum(0)),
+    "fast": LinearForm(plain.linear, _fast_input_gradient, _fast_weight_gradient, lambda dy: dy.sum(0)),
 }  # fmt: skip
 """The layer as one device computes it whole, in each numerics mode."""
 

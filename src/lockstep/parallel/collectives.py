@@ -6,7 +6,7 @@ depend on a library's ring, on the network or on who is late (contracts C4, C5).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -104,14 +104,48 @@ class Axis:
 
     def _adding_parts(self, tensor: Tensor, dtype: torch.dtype) -> Generator[None, None, Tensor]:
         parts = tensor.reshape(-1).tensor_split(self.size)
+        total = yield from self._adding_part(parts, dtype)
+        sums = [total if i == self.index else part.new_empty(part.shape, dtype=dtype) for i, part in enumerate(parts)]
+        yield from _arrived(self.begin_exchange([total] * self.size, sums))
+        return torch.cat(sums).view(tensor.shape)
+
+    def add_part(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """Our part of the members' sum, by the tree of `add` (a power of two members), rounded to dtype.
+
+        parts: for each member what we have of its part.
+        """
+        return Sum(self._adding_part(parts, dtype)).wait()
+
+    def _adding_part(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Generator[None, None, Tensor]:
         mine = [parts[self.index] if i == self.index else torch.empty_like(parts[self.index]) for i in range(self.size)]
         yield from _arrived(self.begin_exchange(parts, mine))
         while len(mine) > 1:
             mine = [left + right for left, right in zip(mine[::2], mine[1::2], strict=True)]
-        total = mine[0].to(dtype)
-        sums = [total if i == self.index else part.new_empty(part.shape, dtype=dtype) for i, part in enumerate(parts)]
-        yield from _arrived(self.begin_exchange([total] * self.size, sums))
-        return torch.cat(sums).view(tensor.shape)
+        return mine[0].to(dtype)
+
+    def hand_on(self, go_on: Callable[[Tensor | None], Tensor], shape: Sequence[int]) -> Tensor:
+        """A float32 value that goes along the axis: each member makes it from that of the one before (None: it is the
+        first), and all get the last one's."""
+        return self.hand_on_all([(go_on, shape)])[0]
+
+    def hand_on_all(self, work: Sequence[tuple[Callable[[Tensor | None], Tensor], Sequence[int]]]) -> list[Tensor]:
+        """`hand_on` of several values: a member works on one while the one before it works on the next."""
+        last, values, sent = self.size - 1, list[Tensor](), list[Pending]()
+        for go_on, shape in work:
+            before = None
+            if self.index > 0:
+                before = torch.empty(tuple(shape))
+                self.receive(before, self.index - 1).wait()
+            values.append(go_on(before).contiguous())
+            sent += [self.send(values[-1], i) for i in ([self.index + 1] if self.index < last else range(last))]
+        if self.index < last:
+            for i, value in enumerate(values):
+                sent[i].wait()
+                values[i] = torch.empty_like(value)
+                self.receive(values[i], last).wait()
+        for pending in sent:
+            pending.wait()
+        return values
 
     def merge(self, tensor: Tensor) -> Tensor:
         """The sum of tensors of which every element is zero on all members but one: an exact gather."""

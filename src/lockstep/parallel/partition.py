@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,15 @@ from lockstep.config.model import ModelConfig
 from lockstep.model.decoder import Decoder
 from lockstep.model.split import split_of
 from lockstep.ops import Operators
+from lockstep.ops.contexts import on_contexts
 from lockstep.ops.cut_linear import cut_operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.nodes import adding
+from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Table
-from lockstep.parallel.shards import Cut
+from lockstep.parallel.shards import Cut, Shards
 from lockstep.parallel.stages import Stages
+from lockstep.parallel.weight_store import WeightStore
 
 
 class Partition:
@@ -24,27 +27,58 @@ class Partition:
 
     ``local`` is the configuration of the rank's decoder: that of the whole model with its share of heads and of the
     MLP's width. names: of the whole model's parameters that train, in order; by default all.
+    sequence_parallel: the rows of activations between cut products are shared out among the tensor-parallel ranks.
+    shard_weights: the data-parallel ranks share out the weights that train (``store``).
     """
 
     def __init__(
-        self, config: ModelConfig, mesh: Mesh, table: Table, stages: Stages, names: list[str] | None = None
+        self,
+        config: ModelConfig,
+        mesh: Mesh,
+        table: Table,
+        stages: Stages,
+        names: list[str] | None = None,
+        sequence_parallel: bool = False,
+        shard_weights: bool = False,
     ) -> None:
         self.config, self.mesh, self.table, self.stages = config, mesh, table, stages
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
         self.local = local_config(config, mesh.shape.tp)
+        self.contexts = mesh["cp"] if mesh.shape.cp > 1 else None
+        self.rows: RankRows | None = None
+        if self.contexts is not None:
+            self.rows = RankRows(self.contexts)
+        elif sequence_parallel and mesh.shape.tp > 1:
+            self.rows = RankRows(mesh["tp"])
         self.names = names or [name for name, p in Decoder(config).named_parameters() if p.requires_grad]
+        self.store = WeightStore(self.shards(by_unit=True)) if shard_weights and mesh["dp"].size > 1 else None
+
+    @property
+    def sharded(self) -> frozenset[str]:
+        """The parameters of which this rank keeps its runs only."""
+        return frozenset() if self.store is None else frozenset(self.owned(self.names))
 
     @property
     def whole(self) -> bool:
         """Whether this rank holds all of the model."""
-        return self.mesh.shape.pp == self.mesh.shape.tp == 1
+        return self.mesh.shape.pp == self.mesh.shape.tp == 1 and self.store is None
 
     def operators(self, ops: Operators, captured: bool = False) -> Operators:
         """The operators with products that reach across the tensor-parallel ranks where a weight is cut. captured: for
         a graph, in which what reaches across are nodes."""
         segments, axis = self.config.canonical_tp, self.mesh["tp"]
         add = adding("tp") if captured and axis.size > 1 else axis.add
-        return cut_operators(ops, segments, segments // axis.size, add, "over tp" if axis.size > 1 else "")
+        over = "over tp" if axis.size > 1 else ""
+        if self.contexts is None:
+            return cut_operators(ops, segments, segments // axis.size, add, over, self.rows)
+        assert self.rows is not None
+        return cut_operators(on_contexts(ops, self.rows), segments, segments // axis.size, add, over)
+
+    def shards(self, by_unit: bool, parameters: Mapping[str, Tensor] | None = None) -> Shards:
+        """How the data-parallel ranks share out the parameters that this rank updates, by default the decoder's."""
+        tensors = dict(Decoder(self.local).named_parameters()) if parameters is None else parameters
+        owned = {name: tensors[name] for name in self.owned(self.names)}
+        return Shards(owned, {name: self.local_cut(name) for name in owned}, self.mesh["dp"], by_unit)
 
     def owned(self, names: list[str]) -> list[str]:
         """Of these parameters, those that this rank updates (its slice of them)."""
@@ -91,12 +125,15 @@ class Partition:
         """A decoder with this rank's tensors in float32, the others on the meta device. whole: gives a whole tensor
         by name and shape; asked only for those that are used here."""
         shapes = dict(Decoder(self.config).named_parameters())
-        decoder = Decoder(self.local)
+        decoder, trained = Decoder(self.local), set(self.owned(self.names))
         for name in self.used(list(shapes)):
             owner, _, leaf = name.rpartition(".")
             value = self.take(name, whole(name, shapes[name].shape))
             own = value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-            setattr(decoder.get_submodule(owner), leaf, nn.Parameter(own, requires_grad=shapes[name].requires_grad))
+            parameter = nn.Parameter(own, requires_grad=shapes[name].requires_grad)
+            setattr(decoder.get_submodule(owner), leaf, parameter)
+            if self.store is not None and name in trained:
+                self.store.take(name, parameter)
         return decoder
 
     def _pieces(self, name: str, whole: Tensor) -> list[Tensor]:

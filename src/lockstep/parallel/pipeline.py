@@ -6,7 +6,8 @@ the model's graph at its inputs, where values pass unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import torch
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 
 from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.ops import Operators, Packed
-from lockstep.ops.cut_linear import WeightQueue, deferring
+from lockstep.ops.cut_linear import WeightGradient, WeightQueue, deferring
+from lockstep.parallel.boundary import passed
 from lockstep.parallel.collectives import Axis
 from lockstep.parallel.mailbox import Letter, Mailbox, letters
+from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Step, Table
 from lockstep.parallel.stages import TIED, Stages
+from lockstep.parallel.weight_store import WeightStore
 
 
 class MicroBatch(Protocol):
@@ -49,6 +53,8 @@ class Work(Protocol):
         """Everything was taken."""
 
 
+Due = tuple[Tensor, WeightGradient]
+"""A weight, and what computes its gradient."""
 Finish = Callable[[int, Tensor], Tensor]
 """(micro-batch, hidden [T, D] after the final norm) -> the objective, a scalar with gradient"""
 Put = Callable[[str, int, Tensor], None]
@@ -59,7 +65,10 @@ class Pipeline:
     """Executes a table on the ranks of the ``pp`` axis; with one rank and one stage it is a plain loop.
 
     parameters: those of this rank that train, by whole-model name (a tied embedding also on the rank that only embeds
-    with it). call: how blocks are called (recompute).
+    with it). call: how blocks are called (recompute). rows: where ranks share a micro-batch's rows between layers,
+    and each sends its own to the next stage. layerwise: gradients go to `Put` as soon as their layer's are made, not at
+    the end of a step. store: where weights are sharded; what is not a layer is opened here.
+    contexts: where ranks share a micro-batch's rows everywhere: a weight's gradient goes on from rank to rank.
     """
 
     def __init__(
@@ -72,14 +81,22 @@ class Pipeline:
         dtype: torch.dtype,
         parameters: Mapping[str, nn.Parameter],
         call: BlockCall,
+        rows: RankRows | None = None,
+        layerwise: bool = False,
+        store: WeightStore | None = None,
+        contexts: Axis | None = None,
     ) -> None:
         self.axis, self.table, self.stages, self.decoder, self.dtype = axis, table, stages, decoder, dtype
-        self.call, self.parameters = call, parameters
+        self.call, self.parameters, self.rows = call, parameters, rows
+        self.layerwise, self.store, self.contexts = layerwise, store, contexts
         self.plain, self.queue = ops, WeightQueue()
-        self.ops = deferring(ops, self.queue) if table.split_backward else ops
+        self.ops = deferring(ops, self.queue) if table.split_backward or contexts is not None else ops
         groups = [table.group(axis.index, chunk) for chunk in range(table.chunks)]
         self.names = {id(p): name for name, p in parameters.items()}
         self.of_group = {g: [n for n in parameters if g in stages.uses(n)] for g in groups}
+        self.of_layer = {
+            i: [n for n in parameters if n.startswith(f"layers.{i}.")] for g in groups for i in stages.layers[g]
+        }
         self.shared = stages.tied and TIED in parameters and stages.groups > 1
         self.owns = {name for name in parameters if stages.group_of(name) in groups}
         trains_tied = stages.tied and decoder.embed.weight.requires_grad
@@ -92,7 +109,13 @@ class Pipeline:
 
         work: computes in the place of operators one by one (then nothing calls ``finish``).
         """
-        run = _Run(self, batches, work or Eager(self, batches, finish), put)
+        given: set[tuple[str, int]] = set()
+
+        def give(name: str, m: int, gradient: Tensor) -> None:
+            given.add((name, m))
+            put(name, m, gradient)
+
+        run = _Run(self, batches, work or Eager(self, batches, finish, give), put, given=given)
         for step in self.table.rows[self.axis.index]:
             for part in step.parts:
                 run.do(part)
@@ -106,8 +129,8 @@ class Pipeline:
             for _ in range(self.table.stages)
         )
         table = Table("forward", self.table.stages, len(batches), self.table.chunks, self.table.placement, rows)
-        work = Eager(self, batches, finish)
-        run = _Run(self, batches, work, lambda name, micro_batch, gradient: None, _forward_letters(table))
+        work = Eager(self, batches, finish, _keep_none)
+        run = _Run(self, batches, work, _keep_none, _forward_letters(table))
         for step in rows[self.axis.index]:
             run.do(step)
         run.close()
@@ -123,8 +146,11 @@ class _Run:
         work: Work,
         put: Put,
         order: dict[tuple[int, int], list[Letter]] | None = None,
+        given: set[tuple[str, int]] | None = None,
     ) -> None:
+        """given: parameters and micro-batches whose gradients `put` has had already; filled by whoever gives them."""
         self.line, self.batches, self.work, self.put = line, batches, work, put
+        self.given = set() if given is None else given
         self.rows: dict[int, Tensor] = {}  # the tokens of a micro-batch, each once: rows of the embedding's gradient
         self.mail = Mailbox(line.axis, line.order if order is None else order, self._shape)
         self.early: dict[tuple[int, int], dict[str, Tensor]] = {}  # (group, micro-batch): gradients that B gave
@@ -132,6 +158,8 @@ class _Run:
 
     def do(self, step: Step) -> None:
         self.line.current = step
+        if self.line.rows is not None:
+            self.line.rows.begin(len(self.batches[step.micro_batch].tokens))
         group = self.line.table.group(self.line.axis.index, step.chunk)
         if step.kind == "F":
             self._forward(group, step.micro_batch)
@@ -171,7 +199,7 @@ class _Run:
         for name, value in self.work.weights(group, m).items():
             found[name] = found[name].add_(value) if name in found else value
         for name in line.of_group[group]:
-            if name not in line.owns:
+            if name not in line.owns or (name, m) in self.given:
                 continue
             value = found.pop(name) if name in found else torch.zeros_like(line.parameters[name])
             if name == TIED and line.shared:
@@ -203,27 +231,38 @@ class _Run:
 
     def _shape(self, letter: Letter) -> tuple[int, ...]:
         batch, width = self.batches[letter.micro_batch], self.line.decoder.config.hidden_size
-        rows = self._tokens(letter.micro_batch) if letter.kind == "tied" else batch.tokens
-        return len(rows), width
+        if letter.kind == "tied":
+            return len(self._tokens(letter.micro_batch)), width
+        rows, count = self.line.rows, len(batch.tokens)
+        return count if rows is None else rows.share(count), width
 
 
 class Eager:
     """Groups through autograd: each one's graph is cut out of the model's at its input, where values pass unchanged."""
 
-    def __init__(self, line: Pipeline, batches: Sequence[MicroBatch], finish: Finish) -> None:
-        self.line, self.batches, self.finish = line, batches, finish
+    def __init__(self, line: Pipeline, batches: Sequence[MicroBatch], finish: Finish, give: Put) -> None:
+        """give: takes gradients that need not wait for the end of a step."""
+        self.line, self.batches, self.finish, self.give = line, batches, finish, give
         self.graph: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (group, micro-batch): input and output
-        self.due: dict[tuple[int, int], list[tuple[Tensor, Callable[[], Tensor]]]] = {}  # what W has left to do
+        self.due: dict[tuple[int, int], list[Due]] = {}  # what W has left to do
+        self.halves: dict[tuple[int, int], set[str]] = {}  # parameters of whose gradients B made a part
 
     def forward(self, group: int, m: int, x: Tensor | None) -> Tensor | None:
         line, batch, recorded = self.line, self.batches[m], torch.is_grad_enabled()
         ops = line.ops if recorded else line.plain
-        x = line.decoder.start(ops, batch.tokens, line.dtype) if x is None else x.detach().requires_grad_(recorded)
+        if x is None:
+            with nullcontext() if line.store is None else line.store.held(["embed"]):
+                x = line.decoder.start(ops, batch.tokens, line.dtype)
+        else:
+            x = x.detach().requires_grad_(recorded)
         layers, rope = line.stages.layers[group], line.decoder.rope_tables(batch.packed)
-        y = line.decoder.blocks(ops, x, batch.packed, rope, layers, None, line.dtype, line.call)
+        y = line.decoder.blocks(ops, x, batch.packed, rope, layers, None, line.dtype, self._calling(m))
         last = group == line.stages.groups - 1
         if last:
+            self._tail(WeightStore.open)
             y = self.finish(m, line.decoder.norm(ops, y, line.dtype))
+            if not recorded:
+                self._tail(WeightStore.close)
         if recorded:
             self.graph[group, m] = x, y
         return None if last else y.detach()
@@ -233,22 +272,80 @@ class Eager:
         x, y = self.graph.pop((group, m))
         if y.requires_grad:
             torch.autograd.backward(y, slope)
+        if slope is None:
+            self._tail(WeightStore.close)
         found = {}
         for name in line.of_group[group]:
             parameter = line.parameters[name]
             if parameter.grad is not None:
                 found[name], parameter.grad = parameter.grad, None
         self.due[group, m] = line.queue.take()
+        if line.layerwise:
+            self._give(m, found, {line.names[id(weight)] for weight, _ in self.due[group, m]})
+            self.halves[group, m] = set(found)
         assert group == 0 or x.grad is not None
         return (x.grad if group > 0 else None), found
 
     def weights(self, group: int, m: int) -> dict[str, Tensor]:
-        work = [(self.line.names[id(weight)], gradient) for weight, gradient in self.due.pop((group, m))]
-        return {name: gradient() for name, gradient in work}
+        found, halves = {}, self.halves.pop((group, m), set())
+        for name, value in self._computed(self.due.pop((group, m))):
+            found[name] = value
+            if self.line.layerwise:
+                self._give(m, found, halves)
+        return found
+
+    def _calling(self, m: int) -> BlockCall:
+        """How blocks are called for this micro-batch."""
+        line = self.line
+        by_layer = line.layerwise or line.contexts is not None
+        if not by_layer or line.table.split_backward or not torch.is_grad_enabled():
+            return line.call
+
+        def call(layer: int, block: nn.Module, ops: Operators, x: Tensor, *rest: object) -> Tensor:
+            return line.call(layer, block, ops, passed(x, lambda: self._layer_done(layer, m)), *rest)
+
+        return call
+
+    def _layer_done(self, layer: int, m: int) -> None:
+        """A layer's backward is over: its gradients need not wait for the other layers'."""
+        line = self.line
+        for name, value in self._computed(line.queue.take()):
+            line.parameters[name].grad = value
+        if line.layerwise:
+            found = {}
+            for name in line.of_layer[layer]:
+                parameter = line.parameters[name]
+                if parameter.grad is not None:
+                    found[name], parameter.grad = parameter.grad, None
+            self._give(m, found, set())
+
+    def _give(self, m: int, found: dict[str, Tensor], halves: set[str]) -> None:
+        """Give away what is whole: not those that have a part from elsewhere, nor a tied embedding's, which has two."""
+        for name in [n for n in found if n in self.line.owns and n not in halves and n != TIED]:
+            self.give(name, m, found.pop(name))
+
+    def _computed(self, work: list[Due]) -> Iterator[tuple[str, Tensor]]:
+        """The gradients of weights that were put off, by name."""
+        line = self.line
+        if line.contexts is None:
+            values: Iterable[Tensor] = (gradient(None) for _, gradient in work)
+        else:
+            values = line.contexts.hand_on_all([(gradient, weight.shape) for weight, gradient in work])
+        yield from zip((line.names[id(weight)] for weight, _ in work), values, strict=True)
+
+    def _tail(self, change: Callable[[WeightStore, str], None]) -> None:
+        """Final norm and head are open from a micro-batch's loss to its backward, which mostly follows at once."""
+        if self.line.store is not None:
+            for unit in ("head", "embed") if self.line.stages.tied else ("head",):
+                change(self.line.store, unit)
 
     def close(self) -> None:
         left = [*self.graph, *self.due]
         assert not left, f"a table does every step once, and {left} were left"
+
+
+def _keep_none(name: str, micro_batch: int, gradient: Tensor) -> None:
+    """The `Put` of a pass without gradients."""
 
 
 def _forward_letters(table: Table) -> dict[tuple[int, int], list[Letter]]:

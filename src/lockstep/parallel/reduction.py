@@ -115,13 +115,13 @@ def _buckets(tensors: Mapping[str, Tensor], size: int) -> list[list[str]]:
 
 
 def global_norm(
-    gradient: Mapping[str, Tensor], shards: Shards, cuts: Mapping[str, Cut], names: list[str], mesh: Mesh,
+    gradient: Mapping[Run, Tensor], shards: Shards, cuts: Mapping[str, Cut], names: list[str], mesh: Mesh,
     ops: Operators,
 ) -> float:  # fmt: skip
     """The root of the sum of all squares of the whole model's gradient, by its parameters' order ``names``.
 
-    Each rank squares its own runs. A parameter's sum is the tree over its segments of the tree over their blocks, so
-    the number does not depend on the mesh. cuts: of the whole model's tensors.
+    gradient: this rank's own runs, of which it adds up the squares. A parameter's sum is the tree over its segments of
+    the tree over their blocks, so the number does not depend on the mesh. cuts: of the whole model's tensors.
     """
     blocks = _block_sums(gradient, shards, ops)
     width = max(cut.segment_count for cut in cuts.values())
@@ -145,7 +145,7 @@ def _merged(table: Tensor, axis: str, mesh: Mesh, cuts: Mapping[str, Cut], names
     return torch.where(replicated, table, mesh["tp"].merge(table))
 
 
-def _block_sums(gradient: Mapping[str, Tensor], shards: Shards, ops: Operators) -> dict[tuple[str, int], Tensor]:
+def _block_sums(gradient: Mapping[Run, Tensor], shards: Shards, ops: Operators) -> dict[tuple[str, int], Tensor]:
     """By parameter and segment, the sum of squares of each block, float64: the ranks' own ones put together."""
     first: dict[tuple[str, int], int] = {}
     count = 0
@@ -155,7 +155,7 @@ def _block_sums(gradient: Mapping[str, Tensor], shards: Shards, ops: Operators) 
     sums = torch.zeros(count, dtype=torch.float64)
     for run in shards.own:
         at = first[run.name, run.segment] + run.start // SQUARE_BLOCK
-        for i, block in enumerate(shards.read(gradient, run).split(SQUARE_BLOCK)):
+        for i, block in enumerate(gradient[run].split(SQUARE_BLOCK)):
             sums[at + i] = ops.square_sum(block)
     sums = shards.axis.merge(sums)
     starts = [*first.values(), count]

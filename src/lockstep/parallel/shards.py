@@ -41,14 +41,23 @@ class Cut(NamedTuple):
         return (tensor,) if self.dim is None else tensor.tensor_split(self.segment_count, dim=self.dim)
 
 
-def spread_runs(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], ranks: int) -> list[Run]:
-    """The runs of these parameters in their order, owners rising, each rank's share equal up to a block."""
+def unit_of(name: str) -> str:
+    """What a parameter is gathered and reduced with, by its whole-model name, where weights or gradients are sharded:
+    its layer (``layers.3``), the embedding (``embed``), or the rest (``head``)."""
+    if name.startswith("layers."):
+        return ".".join(name.split(".", 2)[:2])
+    return "embed" if name.startswith("embed.") else "head"
+
+
+def spread_runs(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], ranks: int, first: int = 0) -> list[Run]:
+    """The runs of these parameters in their order, owners rising from ``first`` on (and around), each rank's share
+    equal up to a block."""
     sizes = [(n, i, s.numel()) for n, t in tensors.items() for i, s in enumerate(cuts[n].segments(t))]
     total, before, found = sum(size for _, _, size in sizes), 0, list[Run]()
     for name, segment, size in sizes:
         for start in range(0, size, SQUARE_BLOCK):
             stop = min(start + SQUARE_BLOCK, size)
-            owner = min((before + (stop - start) // 2) * ranks // total, ranks - 1)
+            owner = (first + min((before + (stop - start) // 2) * ranks // total, ranks - 1)) % ranks
             before += stop - start
             if found and found[-1][:2] == (name, segment) and found[-1].owner == owner:
                 found[-1] = found[-1]._replace(stop=stop)
@@ -60,10 +69,25 @@ def spread_runs(tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], ranks: i
 class Shards:
     """Runs of a set of tensors of the same names and shapes: how parts are read, written and collected."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], axis: Axis) -> None:
-        self.axis, self.cuts = axis, dict(cuts)
-        self.runs = spread_runs(tensors, cuts, axis.size)
+    def __init__(
+        self, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], axis: Axis, by_unit: bool = False
+    ) -> None:
+        """by_unit: every unit is spread over all ranks, not only the whole, so that they share each layer's traffic;
+        units smaller than a block go around."""
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            groups.setdefault(unit_of(name) if by_unit else "", {})[name] = tensor
+        self.axis, self.cuts, self.runs = axis, dict(cuts), list[Run]()
+        for number, group in enumerate(groups.values()):
+            self.runs += spread_runs(group, cuts, axis.size, number % axis.size)
         self.own = [run for run in self.runs if run.owner == axis.index]
+
+    def part(self, names: Iterable[str]) -> Shards:
+        """The runs of some of the parameters."""
+        chosen, found = set(names), Shards({}, self.cuts, self.axis)
+        found.runs = [run for run in self.runs if run.name in chosen]
+        found.own = [run for run in found.runs if run.owner == self.axis.index]
+        return found
 
     def of(self, owner: int) -> list[Run]:
         return [run for run in self.runs if run.owner == owner]

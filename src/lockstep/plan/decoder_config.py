@@ -34,3 +34,29 @@ def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
             "shared_experts": shape.shared_intermediate // shape.expert_intermediate,
         }  # fmt: skip
     return ModelConfig.model_validate(fields)
+
+
+def planner_shape(config: ModelConfig) -> ModelShape:
+    """What the planner knows of a model."""
+    return ModelShape(
+        name=config.family,
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        vocab=config.vocab_size,
+        intermediate=config.intermediate_size,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        gated=True,
+        tied=config.tie_embeddings,
+        experts=config.num_experts,
+        experts_per_token=config.experts_per_token if config.num_experts else 0,
+        expert_intermediate=(config.expert_intermediate_size or 0) if config.num_experts else 0,
+        shared_intermediate=config.shared_experts * (config.expert_intermediate_size or 0),
+        dense_layers=config.dense_layers,
+        kv_lora_rank=config.kv_lora_rank or 0,
+        q_lora_rank=config.q_lora_rank or 0,
+        qk_nope_head_dim=config.qk_nope_head_dim or 0,
+        qk_rope_head_dim=config.qk_rope_head_dim or 0,
+        v_head_dim=config.v_head_dim or 0,
+    )

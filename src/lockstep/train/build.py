@@ -249,7 +249,7 @@ def _check_shape(config: Config, shape: ModelConfig) -> None:
     if config.train.numerics == "bitwise":
         check_widths(shape)
     check_family(shape)
-    check_memory(shape, adapters=config.lora.rank > 0)
+    check_memory(shape, config.lora.rank > 0, config.parallel)
 
 
 def _check_vocabulary(config: Config, shape: ModelConfig, tokenizer: Tokenizer) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from lockstep.config import Config, ModelConfig
 from lockstep.errors import NotRunError
 from lockstep.plan import Batch, Layout, ModelShape, load_plan, rank_memory
+from lockstep.plan.decoder_config import planner_shape
 from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS
 from lockstep.train.dryrun_report import shares
-from lockstep.train.planned import planner_shape
 
 Asked = tuple[ModelShape, Layout, Batch]
 
@@ -31,7 +31,7 @@ def of_config(config: Config, shape: ModelConfig, why: NotRunError) -> Asked:
         micro_batch=train.micro_batch,
         chunks=parallel.chunks or (2 if parallel.schedule in (*TWO_CHUNKS, "interleaved") else 1),
         recompute_layers=parallel.recompute_layers,
-        sequence_parallel=False,
+        sequence_parallel=parallel.sequence_parallel,
         layers_per_stage=parallel.layers_per_stage,
         recompute_per_stage=parallel.recompute_per_stage,
     )

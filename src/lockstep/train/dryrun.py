@@ -27,14 +27,13 @@ from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.transport import Pending
-from lockstep.parallel.tree import spread
 from lockstep.plan.decoder_config import decoder_config
 from lockstep.plan.planfile import load_plan
 from lockstep.plan.shape import model_shape
 from lockstep.plan.watch import OperatorCost, Peak, Watch
 from lockstep.train.data import Batch
 from lockstep.train.engine import Engine, OneProcess
-from lockstep.train.layout import partition
+from lockstep.train.layout import leaves_of, partition
 from lockstep.train.mesh_engine import OnMesh
 from lockstep.train.optimizer import AdamW
 from lockstep.train.planned import planned
@@ -78,14 +77,16 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
     ops = operators("bitwise") if part is None else part.operators(operators("bitwise"))
     model = Model(decoder, None, moment.labelled(ops), getattr(torch, train.dtype))
     with Watch(moment.here) as watch:
-        watch.hold(parameters.values(), "weights")
+        weights = [p.detach() for name, p in parameters.items() if part is None or name not in part.sharded]
+        weights += [] if part is None or part.store is None else part.store.own.values()
+        watch.hold(weights, "weights")
         eager = _operator_by_operator(config)
         if part is None:
             optimizer_of_all = AdamW(parameters, config.optimizer, model.ops)
             engine: Engine = OneProcess(model, parameters, optimizer_of_all, eager, print)
         else:
             engine = OnMesh(mesh, part, model, parameters, eager, print)
-        optimizer = watch.live - sum(p.nbytes for p in parameters.values())
+        optimizer = watch.live - sum(p.nbytes for p in weights)
         watch.hold(_inputs(batches), "tokens")
         moment.follow(engine, decoder, parameters, watch)
         found = engine.gradient(batches, train.z_loss, lambda: False)
@@ -93,12 +94,12 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
         moment.phase = "update"
         norm = engine.norm(found)
         engine.update(found, config.optimizer.lr, 1.0 / max(norm, 1.0))
-    mine = spread(train.micro_batches, asked.dp)[mesh["dp"].index]
+    mine = leaves_of(config.parallel, train.micro_batches, mesh["dp"].index)
     return DryRun(
         rank=rank,
         mesh=asked,
         parameters=sum(p.numel() for p in parameters.values()),
-        weights=sum(p.nbytes for p in parameters.values()),
+        weights=sum(p.nbytes for p in weights),
         optimizer=optimizer,
         micro_batches=len(mine),
         tokens=train.micro_batch * config.data.seq_len,

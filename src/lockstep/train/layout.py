@@ -38,10 +38,19 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
             "without recomputation in this version; set model.router_aux_loss (router_aux_loss_coef in a config.json) "
             "to 0, or leave out parallel"
         )
-    count = len(spread(config.train.micro_batches, parallel.dp)[mesh["dp"].index])
+    count = len(leaves_of(parallel, config.train.micro_batches, mesh["dp"].index))
     table = _table(parallel, count)
     stages = stages_of(shape.num_layers, table, shape.tie_embeddings, parallel.layers_per_stage)
-    return Partition(shape, mesh, table, stages)
+    rows, weights = parallel.sequence_parallel, parallel.fsdp > 2
+    return Partition(shape, mesh, table, stages, sequence_parallel=rows, shard_weights=weights)
+
+
+def leaves_of(parallel: ParallelConfig, micro_batches: int, replica: int) -> range:
+    """The canonical micro-batches that a replica works on: neighbours, or where gradients are sharded as they are made
+    every dp-th, so that all replicas work on neighbours at the same time."""
+    if parallel.fsdp >= 2:
+        return range(replica, micro_batches, parallel.dp)
+    return spread(micro_batches, parallel.dp)[replica]
 
 
 def recompute_policy(parallel: ParallelConfig, stage: int) -> RecomputePolicy:
@@ -69,16 +78,22 @@ def _table(parallel: ParallelConfig, micro_batches: int) -> Table:
 def check_layout(config: Config, shape: ModelConfig) -> None:
     """Refuse what this version does not run, and degrees that do not divide."""
     parallel, train = config.parallel, config.train
-    for axis, what in (("cp", "context parallelism"), ("ep", "expert parallelism")):
-        if getattr(parallel, axis) > 1:
-            raise NotRunError(
-                f"parallel.{axis} is {getattr(parallel, axis)}: {what} is planned for, but not run in this version; "
-                f"set it to 1 (with `lockstep plan`: --pin {axis}=1)"
-            )
-    if parallel.fsdp > 1:
+    if parallel.ep > 1:
         raise NotRunError(
-            f"parallel.fsdp is {parallel.fsdp}: sharded gradients (2) and weights (3) are planned for, but not run in "
-            "this version; set it to 1, which shards the optimizer's moments (with `lockstep plan`: --pin fsdp=1)"
+            f"parallel.ep is {parallel.ep}: expert parallelism is planned for, but not run in this version; set it to "
+            "1 (with `lockstep plan`: --pin ep=1)"
+        )
+    _check_contexts(config, shape)
+    if parallel.fsdp > 1 and train.micro_batches % parallel.dp:
+        raise LockstepError(
+            f"train.micro_batches is {train.micro_batches}, which parallel.dp {parallel.dp} does not divide: with "
+            f"parallel.fsdp {parallel.fsdp} replicas exchange gradients after every micro-batch, so each must have as "
+            "many; change train.micro_batches or parallel.dp, or set parallel.fsdp to 1"
+        )
+    if parallel.fsdp > 2 and config.lora.rank:
+        raise LockstepError(
+            f"lora.rank {config.lora.rank} with parallel.fsdp 3: the weights that adapters are for are not sharded in "
+            "this version; set parallel.fsdp to 2"
         )
     if len(parallel.recompute_per_stage) not in (0, parallel.pp) or min(parallel.recompute_per_stage, default=0) < 0:
         raise LockstepError(
@@ -101,4 +116,26 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
         raise LockstepError(
             f"lora.rank {config.lora.rank} with parallel.pp {parallel.pp} and parallel.tp {parallel.tp}: adapters "
             "train with data parallelism only in this version; set pp and tp to 1"
+        )
+
+
+def _check_contexts(config: Config, shape: ModelConfig) -> None:
+    """Refuse context parallelism of what has no heads to exchange rows for."""
+    parallel, heads = config.parallel, shape.num_kv_heads // config.parallel.tp
+    if parallel.cp == 1:
+        return
+    if shape.num_experts or shape.kv_lora_rank or config.lora.rank:
+        raise NotRunError(
+            f"parallel.cp is {parallel.cp}: layers with experts or latent attention, and adapters, are not trained "
+            "with context parallelism in this version; set it to 1 (with `lockstep plan`: --pin cp=1)"
+        )
+    if parallel.sequence_parallel and parallel.tp > 1:
+        raise NotRunError(
+            f"parallel.cp is {parallel.cp} with parallel.sequence_parallel: rows are shared out once in this version, "
+            "over cp; set sequence_parallel to false (with `lockstep plan`: --pin sequence_parallel=0)"
+        )
+    if heads % parallel.cp:
+        raise LockstepError(
+            f"parallel.cp is {parallel.cp}: in attention each rank takes some of the {heads} key heads that "
+            f"parallel.tp {parallel.tp} leaves it, so cp must divide them; lower cp or tp"
         )

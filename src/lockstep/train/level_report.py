@@ -24,6 +24,7 @@ from lockstep.parallel.schedules import Step, Table
 from lockstep.train.dryrun import rank_of
 from lockstep.train.dryrun_report import size
 from lockstep.train.layout import recompute_policy
+from lockstep.train.mesh_level import not_compiled
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def level_reports(config: Config, shape: ModelConfig, rank: int, levels: Sequenc
 
 
 def _report(level: Level, config: Config, part: Partition | None, decoder: Decoder) -> LevelReport:
+    if part is not None and (why := not_compiled(part, config)):
+        return LevelReport(level, reason=why)
     how = config.compile
     compiler = Compiler(level, how.disable_pass, how.only_pass, recompute=RecomputePolicy(how.recompute))
     try:

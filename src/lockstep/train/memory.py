@@ -5,21 +5,28 @@ from __future__ import annotations
 import os
 
 from lockstep.config import ModelConfig
+from lockstep.config.parallel import ParallelConfig
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder
 
-_TRAINED, _FROZEN = 16, 4
-"""Bytes of a parameter: float32 weight, gradient and two moments; or its weight alone, as it is drawn."""
+_PARTS = ((8, 1), (4, 2), (4, 3))
+"""Bytes of a parameter, and the level from which replicas share them out: two moments, gradient, weight, float32."""
+_FROZEN = 4
+"""Bytes of a weight that does not train, as it is drawn."""
 
 
-def check_memory(shape: ModelConfig, adapters: bool) -> None:
-    """Raise where weights and optimizer alone exceed the machine's memory. Activations come on top."""
-    needed, there = parameters(shape) * (_FROZEN if adapters else _TRAINED), machine_memory()
+def check_memory(shape: ModelConfig, adapters: bool, parallel: ParallelConfig) -> None:
+    """Raise where one rank's weights and optimizer alone exceed the machine's memory. Activations come on top."""
+    trained = sum(size / (parallel.dp if parallel.fsdp >= level else 1) for size, level in _PARTS)
+    cut = parallel.pp * parallel.tp
+    needed, there = parameters(shape) / cut * (_FROZEN if adapters else trained), machine_memory()
     if there is not None and needed > there:
+        share = "a rank's share of the" if parallel.pp * parallel.tp * parallel.dp > 1 else "its"
         raise LockstepError(
-            f"the model has {parameters(shape):.3g} parameters; its weights, gradients and moments take "
+            f"the model has {parameters(shape):.3g} parameters; {share} weights, gradients and moments take "
             f"{needed / 2**30:,.0f} GiB, and this machine has {there / 2**30:,.0f} GiB: make model.hidden_size, "
-            "model.num_layers or model.vocab_size smaller"
+            "model.num_layers or model.vocab_size smaller, or share them out over more machines (parallel.pp, "
+            "parallel.fsdp; `lockstep plan` finds how)"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,21 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config
-from lockstep.config.train import OptimizerConfig
 from lockstep.model import Decoder, Model
 from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.gradient_shards import GradientShards
 from lockstep.parallel.partition import Partition
-from lockstep.parallel.pipeline import Pipeline
+from lockstep.parallel.pipeline import Finish, Pipeline, Work
 from lockstep.parallel.recompute import recomputing
 from lockstep.parallel.reduction import Reduction, global_norm
-from lockstep.parallel.shards import Run, Shards
+from lockstep.parallel.shards import Run
 from lockstep.parallel.stages import TIED
 from lockstep.parallel.tree import spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
-from lockstep.train.layout import recompute_policy
+from lockstep.train.layout import leaves_of, recompute_policy
 from lockstep.train.mesh_level import LevelOnMesh
-from lockstep.train.optimizer import AdamW
+from lockstep.train.moments import Moments
 from lockstep.train.peak import peak_resident, reset_peak
 from lockstep.train.signals import StopRequest
 from lockstep.train.step import Compute, StepGradient, logprob_sum, shares, token_weight
@@ -47,19 +48,22 @@ class OnMesh:
         note: Callable[[str], None] = print,
     ) -> None:
         self.mesh, self.part, self.model = mesh, part, model
-        self.leaves = config.train.micro_batches
-        self.mine = spread(self.leaves, mesh.shape.dp)[mesh["dp"].index]
+        self.leaves, self.fsdp = config.train.micro_batches, config.parallel.fsdp
+        self.mine = leaves_of(config.parallel, self.leaves, mesh["dp"].index)
         self.names, self.parameters = part.names, parameters
         self._shapes: dict[str, Tensor] = dict(parameters if part.whole else Decoder(part.config).named_parameters())
         self.owned = {name: parameters[name] for name in part.owned(list(parameters))}
-        self.shards = Shards(self.owned, {name: part.local_cut(name) for name in self.owned}, mesh["dp"])
-        self.moments = Moments(self.owned, self.shards, config.optimizer, model, config.parallel.fsdp)
+        store = part.store
+        self.shards = part.shards(self.fsdp >= 2, parameters) if store is None else store.shards
+        self.moments = Moments(self.owned, self.shards, config.optimizer, model, self.fsdp, store)
         policy = recompute_policy(config.parallel, mesh["pp"].index)
         held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
         again = policy.chosen(held)
+        call = recomputing(again) if store is None else store.calling(recomputing(again))
         self.pipeline = Pipeline(
-            mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, recomputing(again)
-        )
+            mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, call,
+            part.rows, self.fsdp >= 2, store, part.contexts,
+        )  # fmt: skip
         self.level = LevelOnMesh(mesh, part, model, self.pipeline, self.moments.optimizer, again, config, note)
 
     def stopping(self, stop: StopRequest) -> bool:
@@ -74,7 +78,7 @@ class OnMesh:
         reset_peak()
         self.mesh.take_traffic()
         self.level.prepare()
-        weight, sums = token_weight(batches), Reduction(self.owned, self.shards, self.leaves)
+        weight = token_weight(batches)
         found = torch.zeros(self.leaves, 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:
@@ -83,61 +87,88 @@ class OnMesh:
             ended(m, float(objective.detach()), loss)
             return objective
 
-        def put(name: str, m: int, gradient: Tensor) -> None:
-            sums.put(name, self.mine[m], gradient)
-
         def ended(m: int, objective: float, loss: float) -> None:
             found[self.mine[m]] = torch.tensor([objective, loss], dtype=torch.float64)
 
         mine = [batches[i] for i in self.mine]
-        self.pipeline.step(mine, finish, put, self.level.work(mine, weight, ended))
-        total = sums.total()
+        work = self.level.work(mine, weight, ended)
+        total = self._sharded(mine, finish) if self.fsdp >= 2 else self._summed(mine, finish, work)
         objectives, losses = self._merged(found).T.tolist()
-        return StepGradient([total[name] for name in self.owned], tree_total(losses), tree_total(objectives))
+        return StepGradient(total, tree_total(losses), tree_total(objectives))
+
+    def _summed(self, mine: list[Batch], finish: Finish, work: Work | None) -> list[Tensor]:
+        """Tensors of the parameters that this rank updates; of each its own runs are valid."""
+        sums = Reduction(self.owned, self.shards, self.leaves)
+        self.pipeline.step(mine, finish, lambda name, m, gradient: sums.put(name, self.mine[m], gradient), work)
+        total = sums.total()
+        return [total[name] for name in self.owned]
+
+    def _sharded(self, mine: list[Batch], finish: Finish) -> list[Tensor]:
+        """The own runs (ZeRO-2)."""
+        sums = GradientShards(self.owned, self.shards, len(mine))
+        self.pipeline.step(mine, finish, sums.put)
+        return list(sums.total().values())
 
     def norm(self, found: StepGradient) -> float:
-        gradient = dict(zip(self.owned, found.gradient, strict=True))
         cuts = {name: self.part.cut(name) for name in self.names}
-        return global_norm(gradient, self.shards, cuts, self.names, self.mesh, self.model.ops)
+        return global_norm(self._runs(found), self.shards, cuts, self.names, self.mesh, self.model.ops)
+
+    def _runs(self, found: StepGradient) -> dict[Run, Tensor]:
+        if self.fsdp >= 2:
+            return dict(zip(self.shards.own, found.gradient, strict=True))
+        gradient = dict(zip(self.owned, found.gradient, strict=True))
+        return {run: self.shards.read(gradient, run) for run in self.shards.own}
 
     def update(self, found: StepGradient, lr: float, scale: float) -> None:
-        gradient = dict(zip(self.owned, found.gradient, strict=True))
-        self.moments.update(gradient, lambda own: self.level.update(own, lr, scale))
+        def step(own: list[Tensor]) -> None:
+            self.level.update(own, lr, scale)
+
+        if self.moments.sharded:
+            self.moments.update_runs(self._runs(found), step)
+        else:
+            self.moments.update(dict(zip(self.owned, found.gradient, strict=True)), step)
         self._share_tied()
 
     def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
         batches = list(data.held_out_batches(sequences, micro_batch))
         if not batches:
             return None
-        mine = spread(len(batches), self.mesh.shape.dp)[self.mesh["dp"].index]
+        shares = spread(len(batches), self.mesh.shape.dp)
+        mine = shares[self.mesh["dp"].index]
+        # Replicas that share out their weights go through as many micro-batches; what is there twice is not counted.
+        more = [0] * (len(shares[0]) - len(mine)) if self.part.store is not None else []
         sums = torch.zeros(len(batches), 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:
-            batch = batches[mine[m]]
+            batch = batches[[*mine, *more][m]]
             weights = torch.ones(batch.targets.shape, dtype=torch.float32)
             decoder = self.model.decoder
             loss, logprobs = self.model.ops.linear_cross_entropy(
                 hidden, decoder.head_weight, batch.targets, weights, softcap=decoder.logit_softcap
             )
-            sums[mine[m], 0] = logprob_sum(logprobs, batch.targets)
+            if m < len(mine):
+                sums[mine[m], 0] = logprob_sum(logprobs, batch.targets)
             return loss
 
-        self.pipeline.forward([batches[i] for i in mine], finish)
+        self.pipeline.forward([batches[i] for i in (*mine, *more)], finish)
         return evaluation(self._merged(sums)[:, 0].tolist(), batches, data)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-        held = {name: p.detach() for name, p in (self.owned if self.part.whole else self._held()).items()}
-        weights = self._whole(held, self.names if self.part.whole else list(self._shapes))
+        weights = self._whole(self._weight, self.names if self.part.whole else list(self._shapes))
         moments: dict[str, Tensor] = {}
         for kind in ("first", "second"):
-            found = self._whole(self.moments.local(kind), self.names)
+            found = self._whole(functools.partial(self.moments.local, kind), self.names)
             moments |= {f"{kind}.{name}": tensor for name, tensor in found.items()}
         return (weights, moments) if self.mesh.first else None
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
+        store = self.part.store
         for name, parameter in self.parameters.items():
-            parameter.copy_(self.part.take(name, weights[name]))
+            if store is not None and name in store:
+                store.set(name, self.part.take(name, weights[name]))
+            else:
+                parameter.copy_(self.part.take(name, weights[name]))
         taken = {
             key: self.part.take(name, moments[key])
             for name in self.owned
@@ -153,7 +184,7 @@ class OnMesh:
     def whole_model(self) -> Model | None:
         if self.part.whole:
             return self.model if self.mesh.first else None
-        found = self._whole(self._held(), list(self._shapes))
+        found = self._whole(self._weight, list(self._shapes))
         if not self.mesh.first:
             return None
         decoder = Decoder(self.part.config)
@@ -162,9 +193,11 @@ class OnMesh:
             setattr(decoder.get_submodule(owner), leaf, nn.Parameter(tensor, self._shapes[name].requires_grad))
         return Model(decoder, self.model.tokenizer, self.model.ops, self.model.dtype)
 
-    def _held(self) -> dict[str, Tensor]:
-        """Every weight of this rank's decoder, by name; those it does not hold are on the meta device."""
-        return {name: p.detach() for name, p in self.model.decoder.named_parameters()}
+    def _weight(self, name: str) -> Tensor:
+        """A weight of this rank's decoder. Where weights are sharded all replicas must ask for it."""
+        if self.part.store is not None and name in self.part.store:
+            return self.part.store.whole(name)
+        return self.model.decoder.get_parameter(name).detach()
 
     def report(self) -> dict[str, object]:
         traffic = self.mesh.take_traffic()
@@ -188,92 +221,29 @@ class OnMesh:
         axis, last = self.mesh["pp"], self.part.table.holder(self.part.stages.groups - 1)[0]
         if TIED not in self.parameters or not self.part.stages.tied or last == 0:
             return
-        weight = self.parameters[TIED]
         if axis.index == last:
-            axis.send(weight.detach(), 0).wait()
+            axis.send(self._weight(TIED), 0).wait()
         else:
+            weight = self.parameters[TIED]
             axis.receive(weight.detach(), last).wait()
             torch.autograd.graph.increment_version(weight)
 
     @torch.no_grad()
-    def _whole(self, local: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """On the first rank the whole tensors of these names; the others send their slices. One tensor at a time."""
+    def _whole(self, local: Callable[[str], Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        """On the first rank the whole tensors of these names; the others send their slices. One tensor at a time.
+        local: gives a slice, on every replica of the ranks that hold one, as they may each have a share of it."""
         found = {}
         for name in names:
             owners = self.part.owner(name)
+            here = [local(name)] if name in self.owned or self.mesh.rank in owners else []
             if not self.mesh.first:
                 if self.mesh.rank in owners:
-                    self.mesh.world.send(local[name].contiguous(), 0).wait()
+                    self.mesh.world.send(here[0].contiguous(), 0).wait()
                 continue
-            slices = [local[name]] if 0 in owners else []
+            slices = here if 0 in owners else []
             for rank in owners[len(slices) :]:
                 out = torch.empty(self.part.take(name, self._shapes[name]).shape)
                 self.mesh.world.receive(out, rank).wait()
                 slices.append(out)
             found[name] = self.part.join(name, slices)
         return found
-
-
-class Moments:
-    """The optimizer over this rank's parameters: whole on every replica, or each replica's runs (ZeRO-1).
-
-    ZeRO (arXiv 1910.02054) level 1: a replica updates the runs that it owns and sends them to the others.
-    """
-
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], shards: Shards, config: OptimizerConfig, model: Model, level: int
-    ) -> None:
-        self.parameters, self.shards, self.sharded = dict(parameters), shards, level > 0 and shards.axis.size > 1
-        self.own = self._own(self.parameters) if self.sharded else self.parameters
-        self.optimizer = AdamW(self.own, config, model.ops)
-
-    def update(self, gradient: dict[str, Tensor], step: Callable[[list[Tensor]], None]) -> None:
-        """One step. gradient: whole-size tensors of which the own runs are valid. step: the optimizer's, by the
-        gradients of its parameters."""
-        if not self.sharded:
-            self.shards.collect(gradient)
-            step(list(gradient.values()))
-            return
-        step(list(self._own(gradient).values()))
-        for run in self.shards.own:  # where a run is a view of its parameter it is there already
-            self.shards.write(self.parameters, run, self.own[_key(run)].view(-1))
-        self.shards.collect(self.parameters)
-        for parameter in self.parameters.values():
-            torch.autograd.graph.increment_version(parameter)
-
-    def local(self, kind: str) -> dict[str, Tensor]:
-        """The first or second moments of this rank's parameters, whole."""
-        moments = self.optimizer.first if kind == "first" else self.optimizer.second
-        if not self.sharded:
-            return dict(moments)
-        whole = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
-        for run in self.shards.own:
-            self.shards.write(whole, run, moments[_key(run)].view(-1))
-        self.shards.collect(whole)
-        return whole
-
-    def load(self, moments: Mapping[str, Tensor], updates: int) -> None:
-        """Take moments ``first.<name>`` and ``second.<name>``, when the parameters have been given their values."""
-        if not self.sharded:
-            self.optimizer.load_state_dict(moments, updates)
-            return
-        for key, values in self._own(self.parameters).items():
-            self.own[key].copy_(values)
-        runs: dict[str, Tensor] = {}
-        for kind in ("first", "second"):
-            own = self._own({name: moments[f"{kind}.{name}"] for name in self.parameters})
-            runs |= {f"{kind}.{key}": tensor for key, tensor in own.items()}
-        self.optimizer.load_state_dict(runs, updates)
-
-    def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The own runs; [1, n] where the parameter is a matrix, as only those have weight decay."""
-        found = {}
-        for run in self.shards.own:
-            values = self.shards.read(tensors, run)
-            matrix = self.parameters[run.name].dim() >= 2
-            found[_key(run)] = values[None] if matrix else values
-        return found
-
-
-def _key(run: Run) -> str:
-    return f"{run.name}[{run.segment}:{run.start}]"

@@ -62,6 +62,7 @@ class LevelOnMesh:
         self.rows = config.train.micro_batch * config.data.seq_len
         self._plain = pipeline.call
         self._asked = config.compile.level != "O0" and model.ops.numerics == "bitwise"
+        self._uncompiled = not_compiled(part, config)
         self._unchanged: Unchanged | None = None
         self._groups: dict[int, GroupPrograms] = {}
         self._update: Update | None = None
@@ -100,6 +101,8 @@ class LevelOnMesh:
 
     def _compile(self) -> str:
         """Why it cannot be, or nothing."""
+        if self._uncompiled:
+            return self._uncompiled
         how = self.config.compile
         cache = Cache() if how.cache else None
         compiler = Compiler(
@@ -143,6 +146,16 @@ class LevelOnMesh:
             self._groups, optimizer = found, self.optimizer
             decays = [optimizer.decays(p) for p in optimizer.parameters.values()]
             self._update = Update(optimizer.parameters, optimizer.first, optimizer.second, decays)
+
+
+def not_compiled(part: Partition, config: Config) -> str:
+    """What of a layout is not made of programs in this version, in words; empty where all is."""
+    if part.rows is not None:
+        return "programs do not share rows among ranks (parallel.sequence_parallel, parallel.cp) in this version"
+    if config.parallel.fsdp > 1:
+        level = config.parallel.fsdp
+        return f"programs do not give gradients away layer by layer (parallel.fsdp {level}) in this version"
+    return ""
 
 
 @dataclass

@@ -9,7 +9,8 @@ from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import NotRunError
 from lockstep.model import load
-from lockstep.plan import ModelShape, check_model, load_plan
+from lockstep.plan import check_model, load_plan
+from lockstep.plan.decoder_config import planner_shape
 
 
 def planned(config: Config, file: Path) -> Config:
@@ -34,6 +35,7 @@ def planned(config: Config, file: Path) -> Config:
         )
     degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
     choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers")}
+    choices["sequence_parallel"] = layout.sequence_parallel and layout.tp > 1
     tree: dict[str, Any] = config.model_dump()
     tree["parallel"] |= degrees | choices | {
         "chunks": layout.chunks if layout.schedule == "interleaved" else None,
@@ -45,29 +47,3 @@ def planned(config: Config, file: Path) -> Config:
     if max(shape.canonical_tp, config.train.canonical_tp or 1) < layout.tp:
         tree["train"]["canonical_tp"] = layout.tp
     return check(Config, tree, str(file))
-
-
-def planner_shape(config: ModelConfig) -> ModelShape:
-    """What the planner knows of a model."""
-    return ModelShape(
-        name=config.family,
-        layers=config.num_layers,
-        hidden=config.hidden_size,
-        heads=config.num_heads,
-        vocab=config.vocab_size,
-        intermediate=config.intermediate_size,
-        kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        gated=True,
-        tied=config.tie_embeddings,
-        experts=config.num_experts,
-        experts_per_token=config.experts_per_token if config.num_experts else 0,
-        expert_intermediate=(config.expert_intermediate_size or 0) if config.num_experts else 0,
-        shared_intermediate=config.shared_experts * (config.expert_intermediate_size or 0),
-        dense_layers=config.dense_layers,
-        kv_lora_rank=config.kv_lora_rank or 0,
-        q_lora_rank=config.q_lora_rank or 0,
-        qk_nope_head_dim=config.qk_nope_head_dim or 0,
-        qk_rope_head_dim=config.qk_rope_head_dim or 0,
-        v_head_dim=config.v_head_dim or 0,
-    )

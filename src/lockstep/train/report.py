@@ -52,8 +52,12 @@ def layout_line(parallel: ParallelConfig) -> str:
     if parallel.recompute == "full" or any(counts):
         some = "every layer" if parallel.recompute == "full" else f"{'/'.join(map(str, counts))} layers a stage"
         parts.append(f"recomputes {some}")
+    if parallel.sequence_parallel and parallel.tp > 1:
+        parts.append("rows shared")
     if parallel.fsdp:
-        parts.append("moments sharded")
+        parts.append(
+            f"{('moments', 'moments and gradients', 'moments, gradients and weights')[parallel.fsdp - 1]} sharded"
+        )
     return ", ".join(parts)
 
 

@@ -1,0 +1,59 @@
+"""Gradients sharded over data-parallel ranks as they are made: ZeRO (arXiv 1910.02054) level 2.
+
+The replicas work on neighbouring leaves of the tree over micro-batches at the same time, so what they exchange after a
+round adds up to few nodes, and each keeps only its runs of those. The additions are those of `reduction` (contract C5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lockstep.parallel.shards import Run, Shards, joined, unit_of
+from lockstep.parallel.tree import NodeTree
+
+
+class GradientShards:
+    """The sum of a step's gradients, by runs. rounds: micro-batches of each replica.
+
+    In round i the replica at place r works on leaf ``i * size + r``. A unit's gradients are exchanged when all of them
+    are there, on every replica in the same order.
+    """
+
+    def __init__(self, names: Iterable[str], shards: Shards, rounds: int) -> None:
+        self.shards, self.leaves = shards, rounds * shards.axis.size
+        units: dict[str, list[str]] = {}
+        for name in names:
+            units.setdefault(unit_of(name), []).append(name)
+        self._parts = {unit: shards.part(members) for unit, members in units.items()}
+        self._trees = {unit: NodeTree(self.leaves) for unit in units}
+        self._count = {unit: len(members) for unit, members in units.items()}
+        self._waiting: dict[tuple[str, int], dict[str, Tensor]] = {}
+
+    def put(self, name: str, number: int, gradient: Tensor) -> None:
+        """Give this replica's gradient of a parameter in a round; the shards own it from then on."""
+        unit = unit_of(name)
+        waiting = self._waiting.setdefault((unit, number), {})
+        waiting[name] = gradient
+        if len(waiting) == self._count[unit]:
+            self._exchange(unit, number, self._waiting.pop((unit, number)))
+
+    def total(self) -> dict[Run, Tensor]:
+        """The own runs of the sum over all micro-batches, in the shards' order."""
+        found: dict[Run, Tensor] = {}
+        for unit, part in self._parts.items():
+            values = self._trees.pop(unit).total()
+            found |= dict(zip(part.own, values.split([run.size for run in part.own]), strict=True))
+        return {run: found[run] for run in self.shards.own}
+
+    def _exchange(self, unit: str, number: int, gradients: dict[str, Tensor]) -> None:
+        part = self._parts[unit]
+        axis, share = part.axis, sum(run.size for run in part.own)
+        outgoing = [joined(part.read(gradients, run) for run in part.of(i)) for i in range(axis.size)]
+        gradients.clear()
+        incoming = [outgoing[i] if i == axis.index else torch.empty(share) for i in range(axis.size)]
+        axis.exchange(outgoing, incoming)
+        for i, values in enumerate(incoming):
+            self._trees[unit].put(number * axis.size + i, values)
