@@ -47,9 +47,9 @@ def test_a_part_has_one_colour_in_every_plan_and_the_legend(tmp_path):
 
 
 def test_text_names_the_parts():
-    plans = search("llama3-70b", "64xH100", seq=8192, global_batch_tokens=1 << 20, pins={"pp": 4})
-    text = report(plans, "64xH100")
-    assert "70.6 B parameters on 64xH100" in text
+    plans = search("llama3-70b", "128xH100", seq=8192, global_batch_tokens=1 << 20, pins={"pp": 4})
+    text = report(plans, "128xH100")
+    assert "70.6 B parameters on 128xH100" in text
     assert "compute" in text
     assert "activations" in text
     assert "bubble" in text

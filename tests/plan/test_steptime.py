@@ -1,5 +1,7 @@
 """The step time: bubbles against the simulator, work against FLOPs, communication against what must hold."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -101,7 +103,8 @@ def test_sharded_weights_cost_gathers():
 
 def test_context_ring_hides_behind_attention_when_slices_are_long():
     long = Batch(64, 131072)
-    rows = layout_columns(SHAPE, [Layout(dp=16, cp=4)], long)
+    ring = dataclasses.replace(SHAPE, states="mixed")  # another system's: this one exchanges rows for heads
+    rows = layout_columns(ring, [Layout(dp=16, cp=4)], long)
     assert step_time(rows, CLUSTER, ONE).exposed_cp[0] == 0
     slow = CLUSTER.with_level("node", gb_s=1.0).with_level("network", gb_s=0.5)
     assert step_time(rows, slow, ONE).exposed_cp[0] > 0

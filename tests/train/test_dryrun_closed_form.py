@@ -8,7 +8,17 @@ from lockstep.plan.decoder_config import decoder_config
 from lockstep.train.dryrun import dry_run
 
 SIZES = {"intermediate": 2816, "kv_heads": 4, "head_dim": 64, "gated": True}
-KEYS = ("pp", "dp", "tp", "fsdp", "schedule", "recompute", "recompute_layers", "recompute_per_stage")
+KEYS = (
+    "pp",
+    "dp",
+    "tp",
+    "fsdp",
+    "sequence_parallel",
+    "schedule",
+    "recompute",
+    "recompute_layers",
+    "recompute_per_stage",
+)
 
 
 def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[float, float]:
@@ -34,10 +44,16 @@ def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[f
         (Layout(micro_batch=2), 4, True, 0),
         (Layout(dp=2, micro_batch=4), 8, False, 1),
         (Layout(dp=4, fsdp=1, micro_batch=2), 32, False, 3),
+        (Layout(dp=4, fsdp=2, micro_batch=2), 32, False, 0),
+        (Layout(dp=4, fsdp=3, micro_batch=2), 32, False, 1),
+        (Layout(dp=2, fsdp=3, micro_batch=4, recompute="full"), 16, True, 0),
+        (Layout(pp=2, dp=2, fsdp=3, micro_batch=2), 16, False, 1),
         (Layout(pp=2, micro_batch=4), 16, False, 0),
         (Layout(pp=2, micro_batch=2), 8, True, 1),
         (Layout(tp=2, micro_batch=4, sequence_parallel=False), 16, False, 1),
         (Layout(tp=2, micro_batch=2, sequence_parallel=False, recompute="full"), 8, True, 0),
+        (Layout(tp=2, micro_batch=4), 16, False, 1),
+        (Layout(tp=2, micro_batch=2, recompute="full"), 8, True, 0),
         (Layout(pp=4, micro_batch=2, schedule="gpipe"), 16, False, 3),
         (Layout(pp=4, micro_batch=4, recompute="full"), 16, False, 1),
         (Layout(pp=2, micro_batch=4, recompute_layers=2), 8, False, 0),

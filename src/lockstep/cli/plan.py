@@ -32,11 +32,11 @@ def plan(
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
         return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
-    from lockstep.plan import search
+    from lockstep.plan import search_to_run
     from lockstep.plan.report import report
 
     started, pinned, factors = time.perf_counter(), pins(pin or []), _coefficients(coefficients)
-    plans = search(
+    found = search_to_run(
         model,
         cluster,
         seq=seq,
@@ -46,9 +46,11 @@ def plan(
         coefficients=factors,
         dtype=dtype,
     )
-    path = out or Path("plan.yaml")
+    path, plans = out or Path("plan.yaml"), found.plans
     plans[0].save(path)
     typer.echo(report(plans, cluster))
+    if found.note:
+        typer.echo(f"\nnote: {found.note}")
     written = [path]
     if picture:
         from lockstep.plan.report_page import save_report

@@ -29,6 +29,7 @@ from lockstep.plan.search_schedule import search_schedule
 from lockstep.plan.shape import ModelShape, model_shape
 from lockstep.plan.simulate import Simulation, simulate
 from lockstep.plan.timeline import save_timeline, timeline_html, timeline_text, trace
+from lockstep.plan.to_run import search_to_run
 
 __all__ = [
     "Balance",
@@ -58,6 +59,7 @@ __all__ = [
     "schedule",
     "search",
     "search_schedule",
+    "search_to_run",
     "simulate",
     "timeline_html",
     "timeline_text",

@@ -45,7 +45,11 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
         raise LockstepError(_nothing(shape, cluster, batch, fixed))
     names = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "fsdp", "schedule", "chunks", "recompute")
     table = dict(zip(names, np.array(rows, dtype=np.float64).T, strict=True))
-    return table | {"sequence_parallel": np.full(len(rows), float(fixed.get("sequence_parallel", 1)))}
+    # This system shares out rows once: over tp, or over cp.
+    once = (table["cp"] > 1) & (table["tp"] > 1) & (shape.states == "masters")
+    pinned = fixed.get("sequence_parallel")
+    shared = np.where(once, 0.0, 1.0) if pinned is None else np.full(len(rows), float(pinned))
+    return table | {"sequence_parallel": shared}
 
 
 def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def _meshes(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> li
     """(pp, dp, cp, tp, ep) that multiply to the devices and divide heads, sequence, experts and batch."""
     found = []
     for tp, cp in product(_tensor(shape, cluster, pins), _context(batch, cluster, pins)):
-        if cluster.devices % (tp * cp):
+        if cluster.devices % (tp * cp) or not _swaps(shape, tp, cp, pins):
             continue
         rest = cluster.devices // (tp * cp)
         for pp in [pins["pp"]] if "pp" in pins else _divisors(rest):
@@ -148,6 +152,8 @@ def _tensor(shape: ModelShape, cluster: Cluster, pins: Pins) -> list[int]:
         return [pins["tp"]]
     # Key heads are split or repeated, never cut; beyond a node the sums of every layer cross the network.
     whole = [n for n in _divisors(shape.heads) if shape.kv_heads % n == 0 or n % shape.kv_heads == 0]
+    if shape.states == "masters":  # this system's sums are made of a power of two of equal segments (canonical_tp)
+        whole = [n for n in whole if n & (n - 1) == 0 and shape.kv_heads % n == 0 and shape.intermediate % n == 0]
     return [n for n in whole if n <= cluster.node and cluster.devices % n == 0]
 
 
@@ -158,6 +164,11 @@ def _context(batch: Batch, cluster: Cluster, pins: Pins) -> list[int]:
         return [pins["cp"]]
     powers = [2**n for n in range(11)]
     return [n for n in powers if n == 1 or (batch.seq % n == 0 and batch.seq // n >= _SHORTEST_SLICE)]
+
+
+def _swaps(shape: ModelShape, tp: int, cp: int, pins: Pins) -> bool:
+    """Whether key heads suffice: this system's context parallelism exchanges rows for heads."""
+    return "cp" in pins or shape.states == "mixed" or shape.kv_heads % (tp * cp) == 0
 
 
 def _experts(shape: ModelShape, group: int, pins: Pins) -> list[int]:

@@ -84,8 +84,18 @@ class Columns:
 
     @property
     def ours(self) -> NDArray[np.bool_]:
-        """Whether tensor parallelism is as this system's trainer runs it, without sequence parallelism."""
-        return (self.mixed == 0) & (self.sequence_parallel == 0)
+        """Whether parallelism is as this system's trainer runs it."""
+        return self.mixed == 0
+
+    @property
+    def sharing(self) -> Column:
+        """Ranks that share out the optimizer, gradients and weights: those of cp too, but not in this system."""
+        return self.dp * np.where(self.ours, 1.0, self.cp)
+
+    @property
+    def head_tokens(self) -> Column:
+        """Tokens of one micro-batch whose loss a rank computes: in this system all, on every rank of cp."""
+        return self.tokens * np.where(self.ours, self.cp, 1.0)
 
     @property
     def vocab_ranks(self) -> Column:

@@ -67,9 +67,9 @@ def layer_time(rows: Columns, device: Device, factors: Coefficients, dtype: str 
 def head_time(rows: Columns, device: Device, factors: Coefficients, dtype: str = "bf16") -> Column:
     """Seconds of the output head, loss and embedding for one micro-batch, forward and backward, shape ``[rows]``."""
     machine = _Machine(device, factors, dtype)
-    product = 3 * machine.product(rows.tokens, rows.vocab / rows.vocab_ranks, rows.hidden)
-    logits = rows.tokens * rows.vocab / rows.vocab_ranks * _HEAD_BYTES * factors.head
-    return product + machine.stream(logits + rows.tokens * rows.hidden * 20)
+    product = 3 * machine.product(rows.head_tokens, rows.vocab / rows.vocab_ranks, rows.hidden)
+    logits = rows.head_tokens * rows.vocab / rows.vocab_ranks * _HEAD_BYTES * factors.head
+    return product + machine.stream(logits + rows.head_tokens * rows.hidden * 20)
 
 
 def stream_time(size: Column, device: Device, factors: Coefficients) -> Column:
@@ -150,7 +150,7 @@ def _attention(rows: Columns, machine: _Machine) -> tuple[Column, Column]:
     """Forward and backward of the attention core."""
     width = rows.query + rows.core
     flops = 2.0 * rows.micro_batch * rows.seq * rows.seq * width / (rows.tp * rows.cp)
-    flops = flops * np.where(rows.cp > 1, _RING, 1.0)
+    flops = flops * np.where((rows.cp > 1) & ~rows.ours, _RING, 1.0)
     # Fused kernels skip what the causal mask hides; their backward recomputes the scores (5 products to 2).
     flash = machine.flops(flops / 2, _FLASH_FORWARD)
     flash_back = machine.flops(flops / 2 * 2.5, _FLASH_BACKWARD)

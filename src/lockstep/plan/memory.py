@@ -65,7 +65,9 @@ def memory(rows: Columns) -> Memory:
     logits = np.where(heavier | ~alone, logits, 0.0)
     # Messages between stages stay until all of a step's have gone.
     messages = np.where((rows.pp > 1) & (rows.mixed == 0), rows.micro_batches * (2 * rows.chunks - 1) + 2, 0.0)
-    working = working_bytes(rows) + messages * message_bytes(rows)
+    layer, words = unit_bytes(rows)
+    exchanged = exchange_copies(rows) * np.maximum(layer, words)
+    working = np.maximum(working_bytes(rows), exchanged) + messages * message_bytes(rows)
     held = weights + optimizer + gradients + activations + working + logits
     return Memory(weights, gradients, optimizer, activations, working, logits, buffer_bytes(rows), MARGIN * held)
 
@@ -105,7 +107,7 @@ _WALK = 8
 def sums_when_reducing(rows: Columns) -> Column:
     """Sums of gradients at the end of a step: replicas send them to one another, and what goes out and what comes in
     stands beside the sum itself."""
-    group = rows.dp * rows.cp
+    group = rows.sharing
     return np.where((group > 1) & (rows.fsdp < 2), 3.0 - 1.0 / group, 1.0)
 
 
@@ -129,7 +131,30 @@ def working_bytes(rows: Columns) -> Column:
     """What comes and goes: one layer's recomputed activations, or the backward's gradients of the residual stream."""
     # A layer on its way out and one on its way back.
     moving = np.where(rows.offload_layers > 0, 2 * plain_layer_bytes(rows), 0.0)
+    layer, words = unit_bytes(rows)
+    moving = moving + gathered_layers(rows) * layer + np.where(gathered_layers(rows) > 0, words, 0.0)
     return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + moving
+
+
+def unit_bytes(rows: Columns) -> tuple[Column, Column]:
+    """Of this system: float32 bytes of a layer's weights, and of the embedding (or head)."""
+    layers = np.maximum(rows.slow_layers, 1)
+    return (
+        _MASTER * parameters(rows, np.zeros(len(rows))) / layers,
+        _MASTER * rows.vocab * rows.hidden / rows.vocab_ranks,
+    )
+
+
+def exchange_copies(rows: Columns) -> Column:
+    """With gradients sharded, how often a unit's gradient is there while replicas exchange it: itself, what goes out,
+    what comes in from the others; 0 where they are not."""
+    group = rows.sharing
+    return np.where(rows.ours & (rows.fsdp >= 2) & (group > 1), 3.0 - 1.0 / group, 0.0)
+
+
+def gathered_layers(rows: Columns) -> Column:
+    """With weights sharded, how often a layer's weights are there while they are gathered: as sent, as used."""
+    return np.where(rows.ours & (rows.fsdp >= 3) & (rows.sharing > 1), 2.0, 0.0)
 
 
 def recomputed_bytes(rows: Columns) -> Column:
@@ -139,8 +164,9 @@ def recomputed_bytes(rows: Columns) -> Column:
 
 def buffer_bytes(rows: Columns) -> Column:
     """Gathered weights, buckets of the gradient reduction, and what the runtime takes."""
-    # Weights that are sharded are gathered a layer ahead: two layers' weights in 16 bits.
-    gathered = np.where(rows.fsdp >= 3, 2 * parameters(rows) / np.maximum(rows.slow_layers, 1) * _WEIGHT, 0.0)
+    # Weights that are sharded are gathered a layer ahead: two layers' weights in 16 bits. (In this system: `gathered`.)
+    two = 2 * parameters(rows) / np.maximum(rows.slow_layers, 1) * _WEIGHT
+    gathered = np.where((rows.mixed > 0) & (rows.fsdp >= 3), two, 0.0)
     # This system reduces run by run, from the sums themselves: it has no buckets.
     buckets = np.where((rows.mixed > 0) & (rows.dp * rows.cp > 1), 2 * _BUCKET_BYTES, 0.0)
     return gathered + buckets + _RUNTIME_GB * 1e9
@@ -149,15 +175,15 @@ def buffer_bytes(rows: Columns) -> Column:
 def logits_bytes(rows: Columns) -> Column:
     """What the loss takes: 16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made
     in the forward and its weight packed twice (``ops.raw.vocabulary.workspace``)."""
-    whole = rows.tokens * rows.vocab / rows.vocab_ranks * (2 + 4 + 4)
-    chunk = np.minimum(rows.tokens * rows.vocab / rows.vocab_ranks, _CHUNK)
+    whole = rows.head_tokens * rows.vocab / rows.vocab_ranks * (2 + 4 + 4)
+    chunk = np.minimum(rows.head_tokens * rows.vocab / rows.vocab_ranks, _CHUNK)
     chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.vocab_ranks + loss_gradients(rows)
     return np.where(rows.kept_logits > 0, whole, chunked)
 
 
 def loss_gradients(rows: Columns) -> Column:
     """What the chunked loss keeps of a micro-batch until its backward: the gradients of the head and of its input."""
-    kept = 4 * rows.vocab * rows.hidden / rows.vocab_ranks + 2 * rows.tokens * rows.hidden
+    kept = 4 * rows.vocab * rows.hidden / rows.vocab_ranks + 2 * rows.head_tokens * rows.hidden
     return np.where(rows.kept_logits > 0, 0.0, kept)
 
 

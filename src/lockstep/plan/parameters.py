@@ -38,6 +38,6 @@ def sharded_parameters(rows: Columns, level: int, vocabularies: Column | None = 
 
     Copies of an expert are ``ep`` times fewer than those of the other weights.
     """
-    group = np.where(rows.fsdp >= level, rows.dp * rows.cp, 1.0)
+    group = np.where(rows.fsdp >= level, rows.sharing, 1.0)
     copies = np.where(rows.fsdp >= level, np.maximum(1.0, rows.dp * rows.cp / rows.ep), 1.0)
     return dense_parameters(rows, vocabularies) / group + expert_parameters(rows) / copies

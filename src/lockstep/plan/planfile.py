@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from lockstep.errors import LockstepError
-from lockstep.plan.layout import PER_STAGE, Batch, Layout
+from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.predict import Prediction
 from lockstep.plan.shape import ModelShape
 
@@ -61,17 +62,37 @@ def load_plan(path: str | Path) -> Plan:
     if not isinstance(content, dict) or content.get("plan") != _VERSION:
         raise LockstepError(f"plan file {path}: expected `plan: {_VERSION}` in it; write it anew with `lockstep plan`.")
     try:
-        layout = dict(content["layout"])
-        layout |= {name: tuple(layout.get(name, ())) for name in PER_STAGE}
-        return Plan(
-            ModelShape(**content["model"]),
-            str(content["cluster"]),
-            Batch(**content["batch"]),
-            Layout(**layout),
-            Prediction(**content["predicted"]),
-        )
+        model, layout, batch = (_section(kind, key, content, path) for key, kind in _SECTIONS.items())
+        check_layout(layout, model, batch, layout.devices)
+        return Plan(model, str(content["cluster"]), batch, layout, Prediction(**content["predicted"]))
     except (KeyError, TypeError) as error:
         raise LockstepError(f"plan file {path} is incomplete or has an unknown key: {error}. Write it anew.") from error
+
+
+_AT_LEAST_ONE = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "chunks", "sequences", "seq", "layers", "heads", "hidden")
+_SECTIONS: dict[str, Any] = {"model": ModelShape, "layout": Layout, "batch": Batch}
+
+
+def _section(kind: Any, key: str, content: dict[str, Any], path: str | Path) -> Any:
+    """A part of the file as a value, every field of its type: a file may have been changed by hand."""
+    given = content[key]
+    if not isinstance(given, dict):
+        raise LockstepError(f"plan file {path}: {key} is {given!r}, expected a mapping. Write it anew.")
+    unknown = [name for name in given if name not in {field.name for field in fields(kind)}]
+    if unknown:
+        raise LockstepError(f"plan file {path}: {key} has an unknown key {unknown[0]!r}. Write it anew.")
+    try:
+        value = TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, (key, *first["loc"])))
+        raise LockstepError(
+            f"plan file {path}: {name} is {first['input']!r}: {first['msg']}. Change it, or write the plan anew."
+        ) from error
+    for name in _AT_LEAST_ONE:
+        if getattr(value, name, 1) < 1:
+            raise LockstepError(f"plan file {path}: {key}.{name} is {getattr(value, name)}, expected at least 1.")
+    return value
 
 
 def check_model(plan: Plan, shape: ModelShape) -> None:

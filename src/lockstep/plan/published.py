@@ -117,7 +117,7 @@ def _megatron_layouts(row: dict[str, str]) -> list[Layout]:
 
 def llama(folder: Path) -> Column:
     """Relative errors of the MFU of Llama 3 405B (arXiv 2407.21783, table 4), 8 chunks per device."""
-    errors, shape = [], replace(model_shape("llama3-405b"), residual_bytes=2, logits="kept")
+    errors, shape = [], replace(model_shape("llama3-405b"), residual_bytes=2, logits="kept", states="mixed")
     for row in _read(folder / "llama3_405b.csv"):
         pp, dp, cp, tp = (int(row[name]) for name in ("PP", "DP", "CP", "TP"))
         layout = Layout(pp=pp, dp=dp, cp=cp, tp=tp, fsdp=1, schedule="interleaved", chunks=8)

@@ -17,6 +17,8 @@ from lockstep.plan.memory import (
     MARGIN,
     buffer_bytes,
     deferred_bytes,
+    exchange_copies,
+    gathered_layers,
     logits_bytes,
     loss_gradients,
     message_bytes,
@@ -24,6 +26,7 @@ from lockstep.plan.memory import (
     stage_bytes,
     state_bytes,
     sums_when_reducing,
+    unit_bytes,
     working_bytes,
 )
 from lockstep.plan.refine import layers_of_chunks, table_of
@@ -118,8 +121,12 @@ class _Walk:
         # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
         self.late = [later * n + self.words * ((g == self.ends) + (g == 0)) for n, g in mine_and_head]
         self.activations = held(table, stage, m_b=[self.full] * table.stages, m_w=[self.late] * table.stages)
+        self.copies, self.layer = float(exchange_copies(mine)[0]), float(unit_bytes(mine)[0][0])
         self.gradient = self._spread(gradient, layers[stage])
         self.working = float(working_bytes(mine)[0])
+        gathers, level = float(gathered_layers(mine)[0]) * self.layer, gathered_layers(mine)[0] > 0
+        self.tail = self.words if level else 0.0  # the head, gathered from a micro-batch's loss to its backward
+        self.calm = self.working - gathers - self.tail
         self.light = self.working - max(0.0, float(recomputed_bytes(mine)[0] - mine.tokens[0] * mine.hidden[0] * 8))
         self.loss = float(logits_bytes(mine)[0]) - head
         self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
@@ -128,7 +135,8 @@ class _Walk:
         """One sum of gradients by chunk: layers, and embedding and head where they are."""
         shared = self.tied and self.ends > 0
         heads = [g == self.ends and not (self.tied and g == 0) for g in self.groups]
-        ends = [self.words * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
+        words = self.words / float(self.mine.sharing[0]) if self.copies else self.words
+        ends = [words * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
         scale = max(0.0, gradient - sum(ends)) / sum(layers)
         return [scale * n + end for n, end in zip(layers, ends, strict=True)]
 
@@ -155,9 +163,15 @@ class _Walk:
         found = {"gradients": sums, "activations": activations, "working": self.working}
         if step.kind == "F":
             found["working"] = min(self.working, self.light)
-            return found | {"loss": self.loss * (self.groups[chunk] == self.ends)}
+            last = self.groups[chunk] == self.ends
+            if not self.tail:
+                return found | {"loss": self.loss * last}
+            at_loss = found | {"loss": self.loss * last, "working": self.tail * last}
+            return max(found, at_loss, key=lambda m: sum(m.values()))
         if step.kind == "B":
             return found | {"activations": activations + max(0.0, self.late[chunk] - self.full[chunk])}
+        if self.copies:
+            return self._exchange(found, chunk, sums + growing, step.kind == "BW")
         # The gradient grows while what the micro-batch held goes (BW), or beside it (W).
         before = self.words * ((self.groups[chunk] == self.ends) + (self.groups[chunk] == 0))
         if step.kind == "W":
@@ -165,6 +179,17 @@ class _Walk:
         twice = self.words if self.tied and self.ends == 0 else 0.0  # the embedding's two gradients before their sum
         grown = {"gradients": sums + growing + twice, "activations": activations - self.full[chunk]}
         return max(found, found | grown, key=lambda m: sum(m.values()))
+
+    def _exchange(self, found: dict[str, float], chunk: int, sums: float, whole: bool) -> dict[str, float]:
+        """Gradients go as soon as a layer's are made; those of embedding and head, whole until then, at the end."""
+        first, last = self.groups[chunk] == 0, self.groups[chunk] == self.ends
+        ends = max(first, last) if self.tied else first + last
+        layer = sums + self.words * last + self.copies * self.layer
+        end = sums + self.words * (ends + (self.copies - 1) * (ends > 0))
+        left = found["activations"] - (self.full[chunk] if whole else 0.0)
+        calm = {"activations": left, "working": self.calm + self.tail * last}
+        later = [found | calm | {"gradients": gradients} for gradients in (layer, end)]
+        return max(found, *later, key=lambda m: sum(m.values()))
 
     def _sends(self, step: Step) -> int:
         """Messages to other ranks: they stay alive until the end of the step's table."""

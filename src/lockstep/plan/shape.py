@@ -176,7 +176,8 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
     if file.suffix == ".json":
         return _hugging_face(file)
     if file.suffix in (".yaml", ".yml"):
-        return _explicit(_yaml(file))
+        content = _yaml(file)
+        return _of_run(content["model"], file) if "model" in content else _explicit(content)
     table = _table()
     if (name := str(given).lower()) in table:
         return _explicit({"name": name, **table[name]})
@@ -201,6 +202,17 @@ def _yaml(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise LockstepError(f"model file {file} must be a mapping with layers, hidden, heads and vocab.")
     return content
+
+
+def _of_run(model: Any, file: Path) -> ModelShape:
+    """The shape of a training run's model: a new one's sizes, or what a loaded one names."""
+    if isinstance(model, str):
+        return model_shape(model)
+    from lockstep.config import ModelConfig
+    from lockstep.config.check import check
+    from lockstep.plan.decoder_config import planner_shape
+
+    return planner_shape(check(ModelConfig, model, str(file)))
 
 
 def _explicit(given: Mapping[str, Any]) -> ModelShape:

@@ -12,7 +12,7 @@ from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transf
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.compute import LayerTime, head_time, layer_time, stream_time
 from lockstep.plan.layout import SCHEDULES
-from lockstep.plan.memory import plain_layer_bytes
+from lockstep.plan.memory import plain_layer_bytes, unit_bytes
 from lockstep.plan.parameters import dense_parameters, expert_parameters, sharded_parameters
 
 _HOST_MICRO_BATCH_S, _HOST_STEP_S = 1e-3, 5e-3
@@ -118,18 +118,27 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     size = rows.tokens * rows.hidden * 2
     again = rows.full
     # Two sums forward and two backward per layer; recomputation repeats the forward ones (arXiv 1909.08053). With
-    # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes. This system without it adds
-    # float32 and gathers the rounded sums (6 bytes where a 16-bit ring moves 4), and sums
-    # the input's gradient of each of query, key, value, gate and up by itself.
-    sums, wide = np.where(rows.ours, 4 + rows.matrices, 4.0), np.where(rows.ours, 1.5, 1.0)
-    tp = (sums + 2 * again) * all_reduce(size * wide, rows.tp, 1.0, cluster, factors)
+    # sequence parallelism each is a reduce-scatter and an all-gather: the same bytes. This system adds float32 and
+    # gathers the rounded sums (6 bytes where a 16-bit ring moves 4), and sums the input's gradient of each of query,
+    # key, value, gate and up by itself. With sequence parallelism those sums are not gathered, but the backward
+    # gathers the gradients of both branches, and once more their inputs.
+    shared = rows.ours & (rows.sequence_parallel > 0)
+    plain = np.where(rows.ours, 1.5 * (4 + rows.matrices), 4.0)
+    sums, repeated = np.where(shared, 7 + rows.matrices, plain), np.where(rows.ours, 3.0, 2.0)
+    tp = (sums + repeated * again) * all_reduce(size, rows.tp, 1.0, cluster, factors)
     block = rows.tokens * (rows.keys + rows.values) / rows.tp * 2
     ring = (rows.cp - 1) * transfer(block, rows.tp, cluster, factors) * (rows.cp > 1)
     # The ring hides behind the blocks of attention it feeds; the backward moves keys, values and their gradients.
     cp = (1 + again) * np.maximum(0.0, ring - layer.attention) + np.maximum(0.0, 2 * ring - 2.5 * layer.attention)
+    # This system exchanges rows for heads, forward and backward, and hands each weight's gradient on, in float32, from
+    # rank to rank and the sum back to all.
+    width = (rows.query + rows.keys + rows.values + rows.core) / rows.tp
+    swapped = (2 + again) * all_to_all(rows.tokens * width * 2, rows.cp, rows.tp, cluster, factors)
+    handed = rows.cp * transfer(unit_bytes(rows)[0], rows.tp, cluster, factors) * (rows.cp > 1)
+    cp = np.where(rows.ours, swapped + handed, cp)
     routed = size * rows.experts_per_token
     ep = rows.moe * (4 + 2 * again) * all_to_all(routed, rows.ep, rows.tp, cluster, factors)
-    group, layers = rows.dp * rows.cp, np.maximum(rows.slow_layers, 1)
+    group, layers = rows.sharing, np.maximum(rows.slow_layers, 1)
     gather = all_gather(dense_parameters(rows) / layers * 2, group, rows.tp, cluster, factors)
     gather = gather + all_gather(
         expert_parameters(rows) / layers * 2, _copies(rows), rows.tp * rows.ep, cluster, factors
@@ -137,6 +146,8 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     fsdp = _hidden(gather, layer.forward) + _hidden(2 * gather, layer.device - layer.forward)
     # Gradients sharded (level 2) but not weights: one reduce-scatter per micro-batch behind the backward.
     scatter = _hidden(gather, layer.device - layer.forward)
+    # In this system both travel in float32, and stand between the layers.
+    fsdp, scatter = np.where(rows.ours, 6 * gather, fsdp), np.where(rows.ours, 2 * gather, scatter)
     shard = np.where(rows.fsdp >= 3, fsdp, np.where(rows.fsdp == 2, scatter, 0.0))
     # Activations leave during the forward and return during the backward of another micro-batch.
     away = rows.offload_layers / layers * plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
@@ -194,7 +205,7 @@ def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
 
 def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factors: Coefficients) -> Column:
     """Exposed time of the reduction over data ranks and of tied embeddings over the first and last stage."""
-    group, stride = rows.dp * rows.cp, rows.tp
+    group, stride = rows.sharing, rows.tp * np.where(rows.ours, rows.cp, 1.0)
     reduce = all_reduce(dense_parameters(rows) * 2 * factors.gradient, group, stride, cluster, factors)
     experts = expert_parameters(rows) * 2 * factors.gradient
     reduce = reduce + all_reduce(experts, _copies(rows), stride * rows.ep, cluster, factors)
