@@ -27,8 +27,9 @@ Add = Callable[[Tensor, torch.dtype], Tensor]
 """float32 -> the sum of all devices' tensors by the tree over them, rounded once to dtype; the same bits on each"""
 
 
-WeightGradient = Callable[[Tensor | None], Tensor]
-"""The gradient of the rows before, float32, which it may add into (None: there are none) -> that of these rows too"""
+WeightGradient = Callable[..., Tensor]
+"""() -> a weight's gradient; where rows are shared, (that of the rows before, float32, which it may add into; None:
+there are none) -> that of these rows too"""
 
 
 class WeightQueue:

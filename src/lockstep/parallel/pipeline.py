@@ -328,7 +328,7 @@ class Eager:
         """The gradients of weights that were put off, by name."""
         line = self.line
         if line.contexts is None:
-            values: Iterable[Tensor] = (gradient(None) for _, gradient in work)
+            values: Iterable[Tensor] = (gradient() for _, gradient in work)
         else:
             values = line.contexts.hand_on_all([(gradient, weight.shape) for weight, gradient in work])
         yield from zip((line.names[id(weight)] for weight, _ in work), values, strict=True)
