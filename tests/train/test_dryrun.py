@@ -1,5 +1,7 @@
 """The dry-run against what a step that is really run allocates, and against counts that can be made by hand."""
 
+import gc
+
 import pytest
 import torch
 from tests.ranks_as_threads import on_threads
@@ -34,6 +36,7 @@ def measured_peak(config: Config, shape: ModelConfig) -> int:
     """Bytes that PyTorch's allocator has given out at the worst moment of a step, the weights included."""
     train, ops = config.train, operators("bitwise")
     random_decoder(shape, 0)  # what is made once for all, before it counts
+    gc.collect()  # what earlier tests left must not be freed while it counts
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         decoder = random_decoder(shape, 0)
         parameters = dict(decoder.named_parameters())
