@@ -139,7 +139,9 @@ def test_a_model_that_cannot_be_cut_ends_the_server_with_what_to_change():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_generate_on_two_processes_writes_what_one_gives(directories):
+    """pytest -m slow tests/serve/test_tensor_parallel_server.py"""
     command = [sys.executable, "-m", "lockstep", "generate", directories[0], "-p", "the quick", "--json", "--tp", "2"]
     command += ["--logprobs", "--seed", "1", "--temperature", "1", "--max-tokens", "9"]
     told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

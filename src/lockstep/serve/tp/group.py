@@ -54,6 +54,7 @@ class Group:
 
             model = load(path, dtype=dtype, numerics=numerics, part=cut)
             processes.hear()
+            processes.have_met()
             return Group(processes, parts[0], model)
 
     @staticmethod
@@ -77,6 +78,7 @@ class Group:
             group = Group(processes, part, own, model)
             group._send(state)
             processes.hear()
+            processes.have_met()
             return group
 
     @property

@@ -59,6 +59,10 @@ class Processes:
                 case CannotJoin(reason=reason, mistake=mistake):
                     raise LockstepError(reason) if mistake else RanksLost(f"a rank failed: {reason}")
 
+    def have_met(self) -> None:
+        """The ranks have found each other: a process that is killed later leaves no file behind."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
     def lost(self) -> RanksLost:
         """Why the ranks serve no more."""
         return RanksLost(self._lost.wait(_TOLD) or "the connection to another rank broke")
