@@ -57,6 +57,16 @@ def test_clients_share_in_proportion_to_tokens_not_to_requests():
     assert 3 * order.count("long") <= order.count("short") <= 6 * order.count("long")
 
 
+def test_a_client_with_a_larger_share_gets_so_much_more():
+    machine = Machine(pages=100, budget=32, running=1)
+    machine.scheduler._share = FairShare({"paying": 3.0})
+    for _ in range(60):
+        add(machine, "paying")
+        add(machine, "free")
+    order = started(machine)[:40]
+    assert order.count("paying") == 3 * order.count("free")
+
+
 def test_priority_is_before_fairness():
     machine = Machine(pages=60, budget=32, running=1)
     for _ in range(6):

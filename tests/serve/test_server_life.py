@@ -14,10 +14,16 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from starlette.testclient import TestClient
 
+from lockstep.config.serve import ServeConfig
 from lockstep.errors import LockstepError
+from lockstep.serve.api import create_app
 from lockstep.serve.port import bind
-from tests.serve.conftest import server
+from lockstep.serve.replicas import Replicas
+from lockstep.serve.state import QueueFull
+from lockstep.serve.wire import EngineSpec
+from tests.serve.conftest import saved, server
 from tests.serve.tiny import tiny_model
 
 LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
@@ -62,6 +68,25 @@ def test_the_key_is_asked_for_where_it_matters(guarded):
     assert httpx.get(f"{url}/health").status_code == 200
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{url}/v1", api_key="no", max_retries=0).models.list()
+
+
+def test_each_client_has_a_key_and_it_decides_whose_share_is_taken(monkeypatch):
+    given = []
+
+    async def submit(self, prompt, params, *, client="", **more):
+        given.append(client)
+        raise QueueFull("full")
+
+    monkeypatch.setattr(Replicas, "submit", submit)
+    config = ServeConfig(api_key="shared", api_keys={"alice": "a", "bob": "b"}, shares={"alice": 2.0})
+    asked = {"model": "tiny", "prompt": [1], "user": "mallory"}
+    with TestClient(create_app(Replicas(EngineSpec(saved())), "tiny", config)) as client:
+        while client.get("/ready").status_code != 200:
+            time.sleep(0.05)
+        for key, status in (("a", 429), ("b", 429), ("shared", 429), ("c", 401), ("", 401)):
+            headers = {"authorization": f"Bearer {key}"}
+            assert client.post("/v1/completions", json=asked, headers=headers).status_code == status
+    assert given == ["alice", "bob", "mallory"]
 
 
 def test_bodies_have_a_limit(guarded):

@@ -65,7 +65,7 @@ def _run(source: str, config: ServeConfig, dtype: Dtype, numerics: Numerics, log
     spec = EngineSpec(
         source, dtype, numerics, byte_count(config.kv_memory), config.kv_dtype, config.max_batch_tokens,
         config.level, config.max_running, config.max_queue, config.prefix_cache, config.drafts, config.draft_model,
-        log_level, weight_cache=byte_count(config.weight_cache), tp=config.tp,
+        log_level, weight_cache=byte_count(config.weight_cache), shares=config.shares, tp=config.tp,
     )  # fmt: skip
     with bound:
         engines = Replicas(spec, config.replicas, launched, config.hang_seconds)

@@ -39,6 +39,12 @@ class ServeConfig(Section):
     """The name clients ask for; default: the path or alias of the model."""
     api_key: str | None = None
     """Clients must send it as `Authorization: Bearer KEY`; none is asked for by default."""
+    api_keys: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """Keys of several clients by the clients' names, beside api_key. Whose key a request has decides whose share of the
+    engine it takes, whatever its `user` says."""
+    shares: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    """How much more than others a client gets while requests wait, by its name in api_keys or by `user`: 2 is twice
+    the tokens. 1 for whom it does not name."""
     kv_memory: Annotated[str, AfterValidator(_is_size)] = "1GiB"
     """Memory for keys and values, such as 512MiB or 4GiB. It is taken as it is used."""
     kv_dtype: Literal["auto", "int8"] = "auto"

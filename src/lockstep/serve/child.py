@@ -99,6 +99,7 @@ def build(spec: EngineSpec, ranks: Sequence[Launched]) -> Engine:
         max_batch_tokens=spec.max_batch_tokens,
         max_running=spec.max_running,
         max_queue=spec.max_queue,
+        shares=spec.shares,
         prefix_cache=spec.prefix_cache,
         level=spec.level,
         drafts=spec.drafts,

@@ -46,6 +46,7 @@ class Engine:
     model's layers, with its bytes, where its canonical_tp is a multiple; `close` ends them.
     kv_memory: bytes for keys and values, of all processes together. max_batch_tokens: tokens of one step.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
+    shares: how much more than others a client gets while requests wait, 1 for whom it does not name.
     kv_dtype: "int8" halves what a page takes, on a model loaded with numerics "fast"; "auto" is the model's dtype.
     drafts: tokens that are guessed and verified in one pass; the output is the same without. They are guessed by
     draft_model, a small model of the same vocabulary, or by prompt lookup. None: 4 with a draft model, else 0.
@@ -63,6 +64,7 @@ class Engine:
         max_batch_tokens: int = 512,
         max_running: int = 64,
         max_queue: int | None = None,
+        shares: Mapping[str, float] | None = None,
         prefix_cache: bool = True,
         drafts: int | None = None,
         draft_model: Model | None = None,
@@ -93,7 +95,7 @@ class Engine:
             drafter = DraftModel(draft_model, pages, max_batch_tokens, level)
         if drafts is None:
             drafts = 0 if draft_model is None else 4
-        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter)
+        self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter, shares)
         if self._group is None and tp > 1:
             from lockstep.serve.tp.group import Group
 

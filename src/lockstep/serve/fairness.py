@@ -3,13 +3,14 @@
 The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): each client has a
 counter of the service it got, and the next request to start is of the client with the smallest. A client that comes
 (back) starts at the smallest counter among the present ones: absence earns no credit. So a client with a flood of
-requests waits for itself, and another one's request is next as soon as anything can start.
+requests waits for itself, and another one's request is next as soon as anything can start. A client with a larger share
+is charged so much less for a token.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 from lockstep.serve.sequence import Sequence
@@ -22,10 +23,12 @@ _FEW = 64
 class FairShare:
     """`join` and `leave` a sequence, `begin` and `grow` what it is given; `turns` orders those that wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: Mapping[str, float] | None = None) -> None:
+        """shares: of clients that get more, or less, than 1."""
+        self._shares = dict(shares or {})
         self._present: Counter[str] = Counter()
         """Sequences of each client, waiting and running."""
-        self._given: dict[str, int] = {}
+        self._given: dict[str, float] = {}
 
     def join(self, sequence: Sequence) -> None:
         client = sequence.client
@@ -65,10 +68,11 @@ class FairShare:
 
     def _give(self, sequence: Sequence, upto: int, weight: int) -> None:
         if upto > sequence.given:
-            self._given[sequence.client] = self._given.get(sequence.client, 0) + weight * (upto - sequence.given)
+            cost = weight * (upto - sequence.given) / self._shares.get(sequence.client, 1.0)
+            self._given[sequence.client] = self._given.get(sequence.client, 0.0) + cost
             sequence.given = upto
 
-    def _least(self) -> int:
+    def _least(self) -> float:
         return min((self._given[client] for client in self._present if self._present[client]), default=0)
 
     def _forget(self) -> None:

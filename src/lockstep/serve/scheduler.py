@@ -9,7 +9,7 @@ to the queue and is computed again later: by the bit contract that changes nothi
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from lockstep.ops import PAGE
@@ -53,8 +53,9 @@ class Scheduler:
     """Holds the waiting and the running sequences. `schedule` gives the next step, `advance` takes its result."""
 
     def __init__(
-        self, cache: Cache, max_batch_tokens: int, max_running: int, drafts: int = 0, drafter: Drafter | None = None
-    ) -> None:
+        self, cache: Cache, max_batch_tokens: int, max_running: int, drafts: int = 0, drafter: Drafter | None = None,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
         self.cache = cache
         self.drafts = drafts
         self.drafter = PromptLookup() if drafter is None else drafter
@@ -63,7 +64,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._share = FairShare()
+        self._share = FairShare(shares)
 
     def add(self, sequence: Sequence) -> None:
         self._share.join(sequence)

@@ -42,6 +42,8 @@ class EngineSpec(Message, frozen=True):
     weights: str | None = None
     weight_cache: int = 0
     """Bytes of the disk for packed weights."""
+    shares: dict[str, float] = {}
+    """Of clients that get more, or less, than 1."""
     tp: int = 1
 
 

@@ -53,7 +53,10 @@ def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
 
     # No /docs page: it would load scripts from elsewhere. /openapi.json has the schema.
     app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None, responses=errors.RESPONSES)
-    app.add_middleware(Gate, api_key=config.api_key, max_body=byte_count(config.max_body))
+    keys = {key: name for name, key in config.api_keys.items()}
+    if config.api_key is not None:
+        keys.setdefault(config.api_key, "")
+    app.add_middleware(Gate, keys=keys, max_body=byte_count(config.max_body))
     errors.install(app)
     app.add_exception_handler(ClientGone, _nobody)
     add_page(app)

@@ -20,7 +20,7 @@ from lockstep.serve.params import Output, SamplingParams, join
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
     ids = await asyncio.to_thread(service.chat, body.messages, True, body.offered)
-    run = await start(service, "chatcmpl", body, [ids], params(service, body, len(ids)))
+    run = await start(service, "chatcmpl", body, [ids], params(service, body, len(ids)), request.state.client)
     if body.stream:
         return EventStream(_events(run, body), run.abort)
     return json_response(await until_gone(request, _collect(run, body), run.abort))

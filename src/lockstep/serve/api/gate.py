@@ -6,6 +6,7 @@ import hmac
 import logging
 import secrets
 import time
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,9 +22,10 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"}) | page.PATHS
 class Gate:
     """Refuses what has no key or is too big, and logs a line per request with its id."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None, max_body: int) -> None:
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str], max_body: int) -> None:
+        """keys: name by key; with none, everybody may come in. The name is `request.state.client` of who has a key."""
         self._app = app
-        self._key = None if api_key is None else api_key.encode()
+        self._keys = [(b"Bearer " + key.encode(), name) for key, name in keys.items()]
         self._max_body = max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,21 +42,26 @@ class Gate:
                 log.info("%s %s %s %d %.3fs", identity, scope["method"], scope["path"], message["status"], seconds)
             await send(message)
 
-        refusal = self._refusal(scope["path"], headers)
+        client = self._client(headers)
+        refusal = self._refusal(scope["path"], headers, client)
         if refusal is not None:
             return await refusal.response()(scope, receive, labelled)
+        scope.setdefault("state", {})["client"] = client
         try:
             await self._app(scope, _limited(receive, self._max_body), labelled)
         except _TooBig:
             await _too_big(self._max_body).response()(scope, receive, labelled)
 
-    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
-        if self._key is not None and path not in OPEN_PATHS:
-            given = headers.get("authorization", "").encode("latin-1", "replace")
-            if not hmac.compare_digest(given, b"Bearer " + self._key):
-                return ApiError(
-                    401, "send this server's API key as `Authorization: Bearer KEY`.", code="invalid_api_key"
-                )
+    def _client(self, headers: Headers) -> str | None:
+        """Whose key it is; "" for the key without a name, None for no right key. Every key is compared in full, so the
+        time tells nothing of which ones are close."""
+        given = headers.get("authorization", "").encode("latin-1", "replace")
+        found = [name for key, name in self._keys if hmac.compare_digest(given, key)]
+        return found[0] if found else None
+
+    def _refusal(self, path: str, headers: Headers, client: str | None) -> ApiError | None:
+        if self._keys and client is None and path not in OPEN_PATHS:
+            return ApiError(401, "send this server's API key as `Authorization: Bearer KEY`.", code="invalid_api_key")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._max_body:
             return _too_big(self._max_body)

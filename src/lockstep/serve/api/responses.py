@@ -28,7 +28,7 @@ async def respond(service: Service, body: ResponsesRequest, request: Request) ->
     service.check_model(body.model)
     chat = body.chat()
     ids = await asyncio.to_thread(service.chat, chat.messages, True, chat.offered)
-    run = await start(service, "resp", chat, [ids], params(service, chat, len(ids)))
+    run = await start(service, "resp", chat, [ids], params(service, chat, len(ids)), request.state.client)
     answer = _Answer(run, body, chat)
     if body.stream:
         return EventStream(answer.events(), run.abort, typed=True)

@@ -127,8 +127,9 @@ async def start(
     body: Sampling,
     prompts: list[list[int]],
     params: SamplingParams,
+    client: str | None,
 ) -> Run:
-    """Hand the prompts to the engine: all of them, or none when one is refused."""
+    """Hand the prompts to the engine: all of them, or none when one is refused. client: whose key came with it."""
     seed = draw_seed() if params.seed is None else params.seed
     identity = f"{kind}-{secrets.token_hex(12)}"
     limits = [limit for limit in (body.timeout, service.config.request_timeout) if limit is not None]
@@ -141,7 +142,7 @@ async def start(
                 priority=body.priority or 0,
                 timeout=min(limits, default=None),
                 salt=body.cache_salt,
-                client=body.user or "",
+                client=client or body.user or "",
             )
             run.requests.append(submitted)
     except BaseException:
