@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,12 +32,18 @@ LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
 
 def engine_of(process: subprocess.Popen[str]) -> int:
     """The id of the engine's process, a child of the server's."""
-    (child,) = (
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdigit() and f"\nPPid:\t{process.pid}\n" in (entry / "status").read_text()
-    )
+    (child,) = (int(entry.name) for entry in Path("/proc").iterdir() if parent(entry) == process.pid)
     return child
+
+
+def parent(entry: Path) -> int | None:
+    """Of a process, by its folder in /proc; None for what is none, or has just ended."""
+    try:
+        status = (entry / "status").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^PPid:\t(\d+)$", status, re.MULTILINE)
+    return int(found[1]) if found and entry.name.isdigit() else None
 
 
 def gauge(url: str, name: str, **headers: str) -> float:
