@@ -168,5 +168,10 @@ def test_a_plan_from_its_file(tmp_path, capsys):
     assert out.startswith("rank 3 of pp2 dp2: ")
     assert "step of 8 micro-batches of 32 tokens" in out
     assert "sends            pp" in out
+    lines = out.splitlines()
+    (compiled,) = (line for line in lines if line.startswith("O2  "))
+    assert "calls: forward " in compiled
+    assert "weight gradients " in compiled  # ZB-H1 puts them off
+    assert sum("micro-batches in flight" in line for line in lines) == 2
     assert run(["dryrun", "--plan", str(tmp_path / "plan.yaml"), "--rank", "4"]) == 2
     assert "rank 4 is not in the mesh: it has ranks 0 to 3" in capsys.readouterr().err

@@ -12,11 +12,12 @@ import pytest
 import torch
 from tests.ranks_as_threads import on_threads
 
-from lockstep.compile import Cache
+from lockstep.compile import Cache, CannotCompile, Compiler
 from lockstep.config import Config
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.train import Trainer, mesh_level, speed
+from lockstep.train.level_report import level_reports
 
 Tiny = Callable[..., Config]
 MODEL = {"num_layers": 4, "num_kv_heads": 2}
@@ -95,3 +96,44 @@ def test_a_layout_at_a_level_gives_the_bytes_of_one_process_at_o0(
     notes: list[str] = []
     same(trained(config(tmp_path / "mesh"), LAYOUTS[name], level, notes), expected)
     assert not [note for note in notes if "O0" in note]
+
+
+def test_a_pipelines_memory_is_for_as_many_micro_batches_as_are_told_to_be_in_flight(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """The pools after a step, against what the dry-run says of the table; bytes too."""
+    parallel = {"pp": 2, "schedule": "zb-h1", "recompute_per_stage": [1, 0]}
+    config = tiny(tmp_path / "run", model=MODEL, train={**TRAIN, "steps": 1, "micro_batches": 6})
+    told = config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel)})
+
+    def work(mesh: Mesh) -> tuple[int, int, int]:
+        trainer = Trainer(config, mesh=mesh, parallel=parallel, compile={"level": "O2"})
+        trainer.fit()
+        (group,) = trainer.run.engine.level._groups.values()
+        pools = group._pool
+        assert len(pools["kept"]) >= len(pools["later"]) > 0
+        return len(pools["kept"]), pools["kept"][0].nbytes, pools["later"][0].nbytes
+
+    for rank, (count, kept, later) in enumerate(on_threads(MeshShape(pp=2), work)):
+        (report,) = level_reports(told, config.model, rank, ["O2"])
+        assert (report.in_flight, report.kept, report.later) == (count, kept, later)
+    assert report.calls.keys() == {"forward", "backward", "weight gradients"}
+
+
+def test_where_one_rank_cannot_be_compiled_all_run_operator_by_operator(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = mesh_level.LevelOnMesh._programs
+
+    def second_fails(level: mesh_level.LevelOnMesh, compiler: Compiler) -> None:
+        if level.mesh.rank == 1:
+            raise CannotCompile("not here")
+        plain(level, compiler)
+
+    monkeypatch.setattr(mesh_level.LevelOnMesh, "_programs", second_fails)
+    config, notes = functools.partial(tiny, model=MODEL, train=TRAIN), list[str]()
+    expected = trained(config(tmp_path / "alone"), {}, "O0", [])
+    same(trained(config(tmp_path / "mesh"), {"pp": 2}, "O2", notes), expected)
+    assert [note for note in notes if "O0" in note] == [
+        "compile.level O2 is not possible here, so operators run one by one (O0): rank 1 could not be compiled"
+    ]

@@ -1,4 +1,4 @@
-"""Level O1 of a pipeline: blocks called as the schedule's steps ask, each kind's parts a program.
+"""Level O1: blocks as programs, compiled once for each kind of block.
 
 A block's forward is one program, its backward another; where a schedule puts the gradients of weights off, they are a
 third, which goes into the queue that deferred products go into. Autograd joins the blocks, as at O0.
@@ -22,17 +22,19 @@ from lockstep.compile.program import ALIGN, Placer, Program
 from lockstep.compile.recipe import Place, Recipe
 from lockstep.compile.stage import Leaf, tensors_of
 from lockstep.model.decoder import BlockCall, Decoder
+from lockstep.model.moe import Routed
 from lockstep.ops import Operators, Packed
 from lockstep.ops.cut_linear import WeightQueue
 from lockstep.parallel.nodes import Group
 
 
 class BlockCalls:
-    """A `BlockCall`. plain: calls blocks operator by operator, as for batches of more than `rows` tokens.
+    """A `BlockCall`. plain: calls blocks operator by operator: without gradients, and batches of more tokens than the
+    placer's rows.
 
     layers: the groups of layers that are here; the first group of the model embeds. again: layers that keep only their
     input and run again in the backward pass. queue: takes gradients of weights; None: they come with the backward pass.
-    groups: the ranks that the operators add over, by axis.
+    groups: the ranks that the operators add over, by axis. routed: what routers did is a result too.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class BlockCalls:
         placer: Placer,
         groups: Mapping[str, Group],
         plain: BlockCall,
+        routed: bool = False,
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible."""
         self.rows, self.again, self.queue, self.plain = placer.rows, frozenset(again), queue, plain
@@ -54,7 +57,7 @@ class BlockCalls:
         with torch.enable_grad():
             for span in layers:
                 wanted = None if span.start == 0 else True
-                how = (decoder, ops, Packed.of([2, 3]), None, dtype, compiler, False, span, wanted, queue is not None)
+                how = (decoder, ops, Packed.of([2, 3]), None, dtype, compiler, routed, span, wanted, queue is not None)
                 self.layers |= dict(zip(span, compiled_layers(*how), strict=True))
             self.trained = {number: layer.trained for number, layer in self.layers.items()}
         with compiler.phase("build"):
@@ -64,15 +67,27 @@ class BlockCalls:
             self.kinds = {key: _Kind(halves, placer, scratch, groups) for key, halves in kinds.items()}
 
     def __call__(
-        self, layer: int, block: nn.Module, ops: Operators, x: Tensor, batch: Packed, table: Tensor, *rest: Any
+        self,
+        layer: int,
+        block: nn.Module,
+        ops: Operators,
+        x: Tensor,
+        batch: Packed,
+        table: Tensor,
+        pages: None,
+        dtype: torch.dtype,
+        routed: list[Routed] | None = None,
     ) -> Tensor:
         if len(x) > self.rows or not torch.is_grad_enabled():
-            return self.plain(layer, block, ops, x, batch, table, *rest)
+            return self.plain(layer, block, ops, x, batch, table, pages, dtype, routed)
         here = self.layers[layer]
         inputs = [*tensors_of(batch), table, *(leaf.tensor for leaf in here.leaves)]
         how = _How(self.kinds[id(here.halves)], here, self.trained[layer], layer in self.again, self.queue)
-        y: Tensor = _Block.apply(how, x, *inputs)
-        return y
+        y, *routes = _Block.apply(how, x, *inputs)
+        if routed is not None and routes:
+            routed.append(Routed(*routes))
+        stream: Tensor = y
+        return stream
 
 
 class _Kind:
@@ -80,7 +95,7 @@ class _Kind:
 
     def __init__(self, halves: Halves, placer: Placer, scratch: Tensor, groups: Mapping[str, Group]) -> None:
         ahead = halves.forward
-        self.used = halves.used
+        self.used, self.tangents = halves.used, halves.tangents
         self.saved = _Pieces(ahead.outputs[len(ahead.outputs) - halves.saved :], placer.rows)
         gives = () if halves.backward is None else halves.backward.outputs
         self.carried = _Pieces(gives[len(gives) - halves.carried :], placer.rows)
@@ -143,24 +158,25 @@ class _How:
     def __init__(self, kind: _Kind, layer: Layer, trained: list[int], again: bool, queue: WeightQueue | None) -> None:
         self.kind, self.layer, self.trained, self.again, self.queue = kind, layer, trained, again, queue
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The stream, and the memory of what is saved (of no tensors: none)."""
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The results, the stream first, and the memory of what is saved (of no tensors: none)."""
         kind, rows = self.kind, inputs[0].shape[0]
         assert kind.forward is not None
-        (out,) = _fresh(kind.results, rows)
+        results = _fresh(kind.results, rows)
         saved = [kind.saved.memory()] if kind.saved.places else []
-        kind.forward.run(rows, [*inputs, out], saved)
-        return out, saved
+        kind.forward.run(rows, [*inputs, *results], saved)
+        return results, saved
 
 
 class _Block(Function):
     @staticmethod
-    def forward(ctx: Any, how: _How, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, how: _How, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = [tensor.detach() for tensor in inputs]
-        out, saved = how.forward(given)
+        results, saved = how.forward(given)
         ctx.how, ctx.saved = how, [] if how.again else saved
         ctx.save_for_backward(*(inputs if how.again else (inputs[i] for i in how.kind.used)))
-        return out
+        ctx.mark_non_differentiable(*(one for i, one in enumerate(results) if i not in how.kind.tangents))
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
@@ -173,7 +189,8 @@ class _Block(Function):
         assert kind.backward is not None
         found = _fresh(kind.gradients, rows)
         carried = [kind.carried.memory()] if kind.carried.places else []
-        kind.backward.run(rows, [*given, incoming[0].contiguous(), *found], [*saved, *carried])
+        slopes = [incoming[i].contiguous() for i in kind.tangents]
+        kind.backward.run(rows, [*given, *slopes, *found], [*saved, *carried])
         given_now = kind.backward.recipe.gives[: len(kind.backward.recipe.gives) - len(kind.carried.places)]
         gives = [None if at is None else found[at] for at in given_now]
         slope = gives.pop(0) if layer.wanted else None
