@@ -39,7 +39,8 @@ class Blockwise:
         return decoder.norm(self.ops, x, self.dtype)
 
     def _compile(self) -> None:
-        layers, routed = [range(len(self.decoder.layers))], bool(self.decoder.config.router_aux_loss)
-        how = (layers, (), None, self.compiler, Placer(self.rows), {}, recomputing(()), routed)
-        self._calls = BlockCalls(self.decoder, self.ops, self.dtype, *how)
+        self._calls = BlockCalls(
+            self.decoder, self.ops, self.dtype, [range(len(self.decoder.layers))], (), None, self.compiler,
+            Placer(self.rows), {}, recomputing(()), bool(self.decoder.config.router_aux_loss),
+        )  # fmt: skip
         self._unchanged = Unchanged(self.decoder)
