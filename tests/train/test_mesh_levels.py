@@ -103,7 +103,7 @@ def test_a_pipelines_memory_is_for_as_many_micro_batches_as_are_told_to_be_in_fl
 ) -> None:
     """The pools after a step, against what the dry-run says of the table; bytes too."""
     parallel = {"pp": 2, "schedule": "zb-h1", "recompute_per_stage": [1, 0]}
-    config = tiny(tmp_path / "run", model=MODEL, train={**TRAIN, "steps": 1, "micro_batches": 6})
+    config = tiny(tmp_path / "run", model=MODEL, train={**TRAIN, "micro_batches": 6})
     told = config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel)})
 
     def work(mesh: Mesh) -> tuple[int, int, int]:
