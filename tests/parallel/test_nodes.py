@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, fx
 
 from lockstep.compile import Compiler
+from lockstep.compile.program import Program
 from lockstep.compile.stage import block_stage
 from lockstep.config import ModelConfig
 from lockstep.memory.effects import is_collective, is_wait
 from lockstep.model import Decoder
 from lockstep.ops import Packed, operators
 from lockstep.ops.cut_linear import cut_operators
-from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.collectives import Mesh, Sum
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.nodes import Group, adding
 from lockstep.parallel.partition import local_config
+from lockstep.parallel.transport import PeerLost
 
 Threads = Callable[[MeshShape, Callable[[Mesh], Any]], list[Any]]
 RAW = torch.ops.lockstep_mesh
@@ -51,6 +53,23 @@ def test_sums_that_are_begun_together_and_waited_for_in_any_order_are_those_of_t
         return not group.begun and all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
     assert threads(MeshShape(dp=size), work) == [True] * size
+
+
+def test_a_lost_rank_is_told_as_such_from_within_a_program() -> None:
+    class Broken:
+        name = "tp"
+
+        def begin_add(self, tensor: Tensor, dtype: torch.dtype) -> Sum:
+            raise PeerLost("rank 0 lost the connection to rank 1")
+
+    group = Group(Broken())
+    program = Program(groups={"tp": group})
+    x, out = program.tensor(torch.ones(3)), program.tensor(torch.empty(3))
+    program.call(
+        "lockstep_mesh::all_add.out", x, program.constant("dfloat32"), program.constant(f"s{group.handle}"), out
+    )
+    with pytest.raises(PeerLost, match="rank 0 lost the connection to rank 1"):
+        program.run()
 
 
 def graph(level: str, *disable: str) -> fx.Graph:
