@@ -131,7 +131,7 @@ def test_where_one_rank_cannot_be_compiled_all_run_operator_by_operator(
         plain(level, compiler)
 
     monkeypatch.setattr(mesh_level.LevelOnMesh, "_programs", second_fails)
-    config, notes = functools.partial(tiny, model=MODEL, train=TRAIN), list[str]()
+    config, notes = functools.partial(tiny, model=MODEL, train={**TRAIN, "canonical_tp": 2}), list[str]()
     expected = trained(config(tmp_path / "alone"), {}, "O0", [])
     same(trained(config(tmp_path / "mesh"), {"pp": 2}, "O2", notes), expected)
     assert [note for note in notes if "O0" in note] == [
