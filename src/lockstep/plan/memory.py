@@ -66,7 +66,9 @@ def memory(rows: Columns) -> Memory:
     # Messages between stages stay until all of a step's have gone.
     messages = np.where((rows.pp > 1) & (rows.mixed == 0), rows.micro_batches * (2 * rows.chunks - 1) + 2, 0.0)
     layer, words = unit_bytes(rows)
-    exchanged = exchange_copies(rows) * np.maximum(layer, words)
+    # The largest exchange of gradients comes when the micro-batch's activations have gone.
+    copies, ends = exchange_copies(rows), np.where((rows.pp == 1) | rows.folded, 2.0 - rows.tied, 1.0)
+    exchanged = np.where(copies > 0, np.maximum(copies * layer + words, words * (ends + copies - 1)) - stage, 0.0)
     working = np.maximum(working_bytes(rows), exchanged) + messages * message_bytes(rows)
     held = weights + optimizer + gradients + activations + working + logits
     return Memory(weights, gradients, optimizer, activations, working, logits, buffer_bytes(rows), MARGIN * held)
