@@ -118,7 +118,9 @@ def test_replicas_of_two_processes_finish_what_runs_and_leave_nothing(directorie
         assert (len(engines), len(ranks)) == (2, 2)
         answers: list[httpx.Response] = []
         asking = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 100}))
+            target=lambda: answers.append(
+                httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 100}, timeout=60)
+            )
         )
         asking.start()
         wait_for(lambda: gauge(url, "vllm:num_requests_running") == 1)
