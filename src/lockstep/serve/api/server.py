@@ -25,10 +25,16 @@ def serve(engine: Replicas, name: str, config: ServeConfig, bound: socket.socket
     app = create_app(engine, name, config)
     settings = uvicorn.Config(
         app, log_level=log_level, access_log=False, timeout_graceful_shutdown=config.drain_seconds, lifespan="on",
+        timeout_keep_alive=_IDLE,
     )  # fmt: skip
     _Server(settings, engine, f"Lockstep serves {name} at {url(bound)}/v1").run(sockets=[bound])
     if engine.refusal is not None:
         raise engine.refusal
+
+
+_IDLE = 75
+"""Seconds that an idle connection stays open: longer than clients keep theirs (httpx, OpenAI's client: 5), so
+that none is closed just when it is used again."""
 
 
 class _Server(uvicorn.Server):
