@@ -1,5 +1,5 @@
 """Hooks for schemathesis: requests ask for the model that there is, or almost every one would end with a 404; and they
-leave time for an answer, or some would end with the 504 that is promised to who asks for one within 5e-324 seconds."""
+leave time for an answer, or some would end with the 408 that is promised to who asks for one within 5e-324 seconds."""
 
 from __future__ import annotations
 

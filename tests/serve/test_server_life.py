@@ -131,7 +131,8 @@ def test_a_full_queue_answers_429_and_recovers(guarded):
 def test_a_deadline_ends_a_request(guarded):
     url, key = guarded
     answer = httpx.post(f"{url}/v1/completions", json={**LONG, "timeout": 0.05}, headers=key)
-    assert answer.status_code == 504
+    assert answer.status_code == 408
+    assert answer.json()["error"]["type"] == "timeout_error"
     assert "timeout" in answer.json()["error"]["message"]
     with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "timeout": 0.3, "stream": True}, headers=key) as s:
         events = "".join(s.iter_text()).split("\n\n")

@@ -15,7 +15,7 @@ from tests.serve.test_server_life import engine_of, wait_for
 
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 2
 JSON = {"content-type": "application/json"}
-BUSY = (200, 429, 504)
+BUSY = (200, 408, 429)
 """What a right request may get here: the queue is short, and some ask for a deadline."""
 
 

@@ -30,7 +30,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kinds = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -45,7 +45,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": about, "model": schema.ErrorBody}
     for status, about in (
         ("4XX", "The request is wrong, refused, or too much: the message says what to change."),
-        ("5XX", "The server cannot answer: it is shutting down (503), was too slow (504), or has a bug (500)."),
+        ("5XX", "The server cannot answer: it is shutting down or starting (503), or has a bug (500)."),
     )
 }
 """For the OpenAPI document."""

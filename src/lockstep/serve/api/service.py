@@ -205,4 +205,4 @@ def _raise_if_failed(output: Output) -> None:
     if output.error is not None:
         raise ApiError(400 if output.refused else 500, output.error)
     if output.finish_reason == "timeout":
-        raise ApiError(504, "the request took longer than its timeout: ask for fewer tokens or allow more time.")
+        raise ApiError(408, "the request took longer than its timeout: ask for fewer tokens or allow more time.")
