@@ -230,7 +230,8 @@ def test_top_logprobs_are_the_largest_of_the_row(model):
 
 def test_what_does_not_fit_is_refused(model):
     engine = Engine(model, kv_memory=2 * page_bytes(model), max_queue=3)
-    with pytest.raises(PromptTooLong, match=r"context length is 128 tokens, but the prompt has 120 and max_tokens asks for 9"):
+    too_long = "context length is 128 tokens, but the prompt has 120 and max_tokens asks for 9"
+    with pytest.raises(PromptTooLong, match=too_long):
         engine.add_request([5] * 120, SamplingParams(max_tokens=9))
     with pytest.raises(LockstepError, match="token id 99999"):
         engine.add_request([99999])

@@ -50,8 +50,9 @@ class ServeConfig(Section):
     kv_dtype: Literal["auto", "int8"] = "auto"
     """auto: the compute dtype. int8: half of bfloat16's memory, a scale for each head of each token; it needs
     numerics fast."""
-    max_batch_tokens: Annotated[int, Field(ge=1)] = 512
-    """Tokens of one forward pass: decoding sequences first, then chunks of prompts."""
+    max_batch_tokens: Annotated[int, Field(ge=1)] = 128
+    """Tokens of one forward pass: decoding sequences first, then chunks of prompts. More of them make who is decoding
+    wait longer for its next token while a prompt is read."""
     level: Literal["O0", "O2"] = "O2"
     """O2 runs a forward pass as one compiled program, taken from the compile cache; O0 operator by operator. The bits
     are the same."""

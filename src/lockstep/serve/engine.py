@@ -61,7 +61,7 @@ class Engine:
         tp: int = 1,
         kv_memory: int = 2**30,
         kv_dtype: Literal["auto", "int8"] = "auto",
-        max_batch_tokens: int = 512,
+        max_batch_tokens: int = 128,
         max_running: int = 64,
         max_queue: int | None = None,
         shares: Mapping[str, float] | None = None,

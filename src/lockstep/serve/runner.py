@@ -45,7 +45,7 @@ class Runner:
         model: Model,
         pages: int,
         dtype: torch.dtype | None = None,
-        rows: int = 512,
+        rows: int = 128,
         level: Level = "O2",
         share: Share | None = None,
         tell: Tell | None = None,
