@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from lockstep.bench.decoding import decoding_step
 from lockstep.bench.machine import describe
 from lockstep.bench.report import Report
 from lockstep.bench.shapes import shape
@@ -65,19 +67,7 @@ def _side(engine: Engine, clients: int, tokens: int) -> Callable[[], float]:
     params = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True)
     prompts = [[(7 + 31 * c + 13 * i) % vocabulary for i in range(_PROMPT)] for c in range(clients)]
 
-    def once() -> float:
-        for prompt in prompts:
-            engine.add_request(prompt, params)
-        prefilled = engine.stats().computed_tokens + clients * _PROMPT
-        while engine.stats().computed_tokens < prefilled:
-            engine.step()
-        start, steps = time.perf_counter(), 0
-        while engine.has_work():
-            engine.step()
-            steps += 1
-        return (time.perf_counter() - start) / steps
-
-    return once
+    return partial(decoding_step, engine, prompts, params)
 
 
 def _overhead(engine: Engine, once: Callable[[], float], steps: int) -> float:

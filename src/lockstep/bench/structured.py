@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep.bench.decoding import decoding_step
 from lockstep.bench.machine import Machine
 from lockstep.bench.report import Report
 from lockstep.bench.turns import Spread, ratios, take_turns
@@ -52,13 +52,5 @@ def _step(engine: Engine, clients: int, tokens: int, schema: bool) -> float:
 
     structure = StructuredOutputs(json=_SCHEMA) if schema else None
     params = SamplingParams(max_tokens=tokens + 1, temperature=0.0, ignore_eos=True, structured_outputs=structure)
-    for client in range(clients):
-        engine.add_request([(7 + 31 * client + 13 * i) % 256 for i in range(_PROMPT)], params)
-    prefilled = engine.stats().computed_tokens + clients * _PROMPT
-    while engine.stats().computed_tokens < prefilled:
-        engine.step()
-    start, steps = time.perf_counter(), 0
-    while engine.has_work():
-        engine.step()
-        steps += 1
-    return (time.perf_counter() - start) / steps
+    prompts = [[(7 + 31 * client + 13 * i) % 256 for i in range(_PROMPT)] for client in range(clients)]
+    return decoding_step(engine, prompts, params)
