@@ -54,7 +54,32 @@ class Engine(Protocol):
         """What this engine adds to a step's line of metrics."""
 
 
-class OneProcess:
+class HoldsAll:
+    """What an engine of a single process does alike, whatever it trains: it holds every parameter and moment."""
+
+    parameters: dict[str, nn.Parameter]
+    optimizer: AdamW
+
+    def stopping(self, stop: StopRequest) -> bool:
+        return bool(stop)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state_dict()
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(weights[name])
+        self.optimizer.load_state_dict(moments, updates)
+
+    def expected(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return self.state()
+
+    def report(self) -> dict[str, object]:
+        return {}
+
+
+class OneProcess(HoldsAll):
     """The engine of a single process."""
 
     def __init__(
@@ -69,9 +94,6 @@ class OneProcess:
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
         self._config, self._note = config, note
         self._execution: Execution | None = None
-
-    def stopping(self, stop: StopRequest) -> bool:
-        return bool(stop)
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
         if self._execution is None and self._config.compile.level != "O0":
@@ -94,20 +116,8 @@ class OneProcess:
     def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
         return evaluate(self.model.decoder, self._compute, data, sequences, micro_batch)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return {name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state_dict()
-
-    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
-        take(self.parameters, self.optimizer, weights, moments, updates)
-
-    def expected(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return self.state()
-
     def whole_model(self) -> Model:
         return self.model
-
-    def report(self) -> dict[str, object]:
-        return {}
 
     def _compiled(self) -> Execution:
         """At the first step, so that what only looks at a run compiles nothing."""
@@ -120,17 +130,3 @@ class OneProcess:
     @property
     def _compute(self) -> Compute:
         return Compute(self.model.ops, self.model.dtype)
-
-
-@torch.no_grad()
-def take(
-    parameters: Mapping[str, nn.Parameter],
-    optimizer: AdamW,
-    weights: Mapping[str, Tensor],
-    moments: Mapping[str, Tensor],
-    updates: int,
-) -> None:
-    """Copy weights and moments, by name, into parameters and their optimizer."""
-    for name, parameter in parameters.items():
-        parameter.copy_(weights[name])
-    optimizer.load_state_dict(moments, updates)

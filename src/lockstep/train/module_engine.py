@@ -7,7 +7,7 @@ and all around them are the same code.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from lockstep.config import Config
 from lockstep.ops import operators
 from lockstep.train.data import Batch, Dataset
-from lockstep.train.engine import take
+from lockstep.train.engine import HoldsAll
 from lockstep.train.evaluate import Evaluation, evaluation
 from lockstep.train.module_blocks import Compiled, repeated
 from lockstep.train.optimizer import AdamW
-from lockstep.train.signals import StopRequest
 from lockstep.train.step import Shares, StepGradient, logprob_sum, sum_gradients, take_gradient
 from lockstep.train.tree import global_norm
 
@@ -30,7 +29,7 @@ Losses = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 gradient), and the log-probabilities of the targets, float32 [B, T]."""
 
 
-class OnModule:
+class OnModule(HoldsAll):
     """The engine of one process that trains a module."""
 
     def __init__(
@@ -47,9 +46,6 @@ class OnModule:
         self._eager = losses(logits_of(module, self._dtype), self._z_loss)
         self._losses: Losses | None = None
         self._blocks: Compiled | None = None
-
-    def stopping(self, stop: StopRequest) -> bool:
-        return bool(stop)
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
         return sum_gradients(self._micro, batches, stop)
@@ -72,20 +68,8 @@ class OnModule:
                 sums.append(logprob_sum(logprobs.flatten(), targets.flatten()))
         return evaluation(sums, batches, data)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return {name: p.detach() for name, p in self.parameters.items()}, self.optimizer.state_dict()
-
-    def load(self, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], updates: int) -> None:
-        take(self.parameters, self.optimizer, weights, moments, updates)
-
-    def expected(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return self.state()
-
     def whole_model(self) -> None:
         """There is none: only a Lockstep model can be exported."""
-
-    def report(self) -> dict[str, object]:
-        return {}
 
     def _micro(self, batch: Batch, weight: float) -> Shares:
         if self._losses is None:  # at the first step, so that what only looks at a run compiles nothing
