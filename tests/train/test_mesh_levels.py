@@ -16,7 +16,7 @@ from lockstep.compile import Cache, CannotCompile, Compiler
 from lockstep.config import Config
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
-from lockstep.train import Trainer, mesh_level, speed
+from lockstep.train import Trainer, compiled, mesh_level, speed
 from lockstep.train.level_report import level_reports
 
 Tiny = Callable[..., Config]
@@ -56,7 +56,7 @@ def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             return plain(level)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mesh_level, "Cache", functools.partial(Cache, folder))
+        patch.setattr(compiled, "Cache", functools.partial(Cache, folder))
         patch.setattr(mesh_level.LevelOnMesh, "_compile", one_at_a_time)
         yield
 

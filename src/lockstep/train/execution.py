@@ -13,11 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch, Update
+from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch
 from lockstep.compile.report import explained
 from lockstep.config import CompileConfig
-from lockstep.memory.recompute import RecomputePolicy
 from lockstep.model.decoder import Decoder
+from lockstep.train.compiled import CompiledUpdate, compiler_of
 from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
 from lockstep.train.step import Compute, Forward, Micro, Shares, StepGradient, eager, logprob_sum, sum_gradients
@@ -57,12 +57,7 @@ def execution(
     plain = Eager(decoder, compute, parameters, optimizer, z_loss)
     if config.level == "O0" or compute.ops.numerics == "fast":
         return plain
-    if cache is None and config.cache:
-        cache = Cache()
-    policy = RecomputePolicy(config.recompute)
-    compiler = Compiler(
-        config.level, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
-    )
+    compiler = compiler_of(config, note, cache)
     found: Execution = plain
     try:
         if config.level == "O2":
@@ -125,9 +120,7 @@ class Whole:
         return self._norm(gradient)
 
     def update(self, gradient: list[Tensor], lr: float, scale: float) -> None:
-        optimizer = self._eager.optimizer
-        optimizer.step_count += 1
-        self._update(gradient, *(optimizer.factors(scale, lr, decays) for decays in (False, True)))
+        self._update(gradient, lr, scale)
         self._free.append(gradient)
 
     def _micro(self, count: int, batch: Batch, weight: float) -> Shares:
@@ -141,8 +134,7 @@ class Whole:
         return objective, -weight * logprob_sum(logprobs, batch.targets), gradient
 
     def _compile(self) -> None:
-        eager, optimizer = self._eager, self._eager.optimizer
+        eager = self._eager
         stage = (eager.decoder, eager.compute.ops, eager.compute.dtype, eager.parameters, eager.z_loss)
         self._program = MicroBatch(*stage, self._compiler, self._rows)
-        decays = [optimizer.decays(p) for p in eager.parameters.values()]
-        self._update = Update(eager.parameters, optimizer.first, optimizer.second, decays)
+        self._update = CompiledUpdate(eager.optimizer)

@@ -15,25 +15,23 @@ from torch import Tensor
 
 from lockstep.compile import (
     BlockCalls,
-    Cache,
     CannotCompile,
     Compiler,
     Flight,
     GroupPrograms,
     Placer,
     Span,
-    Update,
 )
 from lockstep.compile.describe import Unchanged
 from lockstep.compile.report import explained
 from lockstep.config import Config
-from lockstep.memory.recompute import RecomputePolicy
 from lockstep.model import Model
 from lockstep.ops import operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.nodes import Group
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline, Work
+from lockstep.train.compiled import CompiledUpdate, compiler_of
 from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
 from lockstep.train.step import logprob_sum
@@ -65,7 +63,7 @@ class LevelOnMesh:
         self._uncompiled = not_compiled(part, config)
         self._unchanged: Unchanged | None = None
         self._groups: dict[int, GroupPrograms] = {}
-        self._update: Update | None = None
+        self._update: CompiledUpdate | None = None
 
     def prepare(self) -> None:
         """Compile before the first step, and when the model was changed. All ranks call it; where one cannot be
@@ -96,19 +94,14 @@ class LevelOnMesh:
         if self._update is None:
             self.optimizer.step(gradients, lr, scale)
             return
-        self.optimizer.step_count += 1
-        self._update(gradients, *(self.optimizer.factors(scale, lr, decays) for decays in (False, True)))
+        self._update(gradients, lr, scale)
 
     def _compile(self) -> str:
         """Why it cannot be, or nothing."""
         if self._uncompiled:
             return self._uncompiled
         how = self.config.compile
-        cache = Cache() if how.cache else None
-        compiler = Compiler(
-            how.level, how.disable_pass, how.only_pass, cache, how.explain, note=self.note,
-            recompute=RecomputePolicy(how.recompute),
-        )  # fmt: skip
+        compiler = compiler_of(how, self.note)
         try:
             self._programs(compiler)
         except CannotCompile as error:
@@ -143,9 +136,7 @@ class LevelOnMesh:
             scratch = torch.empty(max(one.memory.scratch for one in found.values()), dtype=torch.uint8)
             for one in found.values():
                 one.attach(scratch)
-            self._groups, optimizer = found, self.optimizer
-            decays = [optimizer.decays(p) for p in optimizer.parameters.values()]
-            self._update = Update(optimizer.parameters, optimizer.first, optimizer.second, decays)
+            self._groups, self._update = found, CompiledUpdate(self.optimizer)
 
 
 def not_compiled(part: Partition, config: Config) -> str:

@@ -34,11 +34,15 @@ class AdamW:
     @torch.no_grad()
     def step(self, gradients: list[Tensor], lr: float, scale: float = 1.0) -> None:
         """One update. gradients: in the order of the parameters; each is multiplied by ``scale`` first (clipping)."""
-        self.step_count += 1
-        plain, decayed = (self.factors(scale, lr, decays) for decays in (False, True))
+        plain, decayed = self.advance(lr, scale)
         for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
             factors = decayed if self.decays(parameter) else plain
             self.ops.adamw(parameter, gradient, self.first[name], self.second[name], factors)
+
+    def advance(self, lr: float, scale: float) -> tuple[AdamWFactors, AdamWFactors]:
+        """Begin the next update: its scalars for parameters without weight decay, and for those with it."""
+        self.step_count += 1
+        return self.factors(scale, lr, False), self.factors(scale, lr, True)
 
     def decays(self, parameter: Tensor) -> bool:
         """Whether a parameter has weight decay."""

@@ -1,0 +1,34 @@
+"""What every compiled run is made of, on one process and on a mesh: its compiler, and the optimizer's update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from lockstep.compile import Cache, Compiler, Update
+from lockstep.config import CompileConfig
+from lockstep.memory.recompute import RecomputePolicy
+from lockstep.train.optimizer import AdamW
+
+
+def compiler_of(config: CompileConfig, note: Callable[[str], None], cache: Cache | None = None) -> Compiler:
+    """The compiler that the configuration names. cache: None takes the user's, where the configuration wants one."""
+    if cache is None and config.cache:
+        cache = Cache()
+    policy = RecomputePolicy(config.recompute)
+    return Compiler(
+        config.level, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
+    )
+
+
+class CompiledUpdate:
+    """`AdamW.step` as one program."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer = optimizer
+        decays = [optimizer.decays(p) for p in optimizer.parameters.values()]
+        self._program = Update(optimizer.parameters, optimizer.first, optimizer.second, decays)
+
+    def __call__(self, gradients: Sequence[Tensor], lr: float, scale: float) -> None:
+        self._program(gradients, *self._optimizer.advance(lr, scale))
