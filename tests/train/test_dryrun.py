@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 from tests.ranks_as_threads import on_threads
+from tests.train.allocated import most_allocated
 from torch.profiler import ProfilerActivity, profile
 
 from lockstep.cli.app import run
@@ -49,12 +50,7 @@ def measured_peak(config: Config, shape: ModelConfig) -> int:
         found = step_gradient(decoder, Compute(ops, getattr(torch, train.dtype)), parameters, batches, 0.0)
         assert found is not None
         optimizer.step(found.gradient, 1e-3, global_norm(found.gradient, ops))
-    live = most = 0
-    for event in run.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most
+    return most_allocated(run)
 
 
 def config(**train) -> Config:

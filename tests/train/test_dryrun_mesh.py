@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.train.allocated import most_allocated
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -65,12 +66,7 @@ def measured_peak(config: Config, rank: int) -> int:
         engine = OnMesh(mesh, part, model, parameters, config)
         found = engine.gradient([batch] * train.micro_batches, 0.0, lambda: False)
         engine.update(found, 1e-3, 1.0 / max(engine.norm(found), 1.0))
-    live = most = 0
-    for event in run.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            most = max(most, live)
-    return most
+    return most_allocated(run)
 
 
 LAYOUTS: list[dict[str, Any]] = [
