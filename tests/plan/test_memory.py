@@ -10,9 +10,10 @@ from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, activation_bytes
 from lockstep.plan.columns import layout_columns
 from lockstep.plan.memory import PARTS, in_flight, layer_bytes, memory
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.parameters import parameters, sharded_parameters
 from lockstep.plan.published import activations
-from lockstep.plan.shape import megatron_gpt, model_shape
+from lockstep.plan.shape import megatron_gpt
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 

@@ -92,6 +92,6 @@ def test_mapping_and_mistakes():
 
 
 def test_every_packaged_name_loads():
-    from lockstep.plan.shape import _table
+    from lockstep.plan.named_shape import _table
 
     assert all(model_shape(name).parameters > 0 for name in _table())

@@ -21,12 +21,13 @@ from lockstep.plan.calibrate import Measured, calibrate
 from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import Plan, check_model, load_plan
 from lockstep.plan.predict import Prediction, predict
 from lockstep.plan.rank_memory import RankMemory, rank_memory
 from lockstep.plan.search import search
 from lockstep.plan.search_schedule import search_schedule
-from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import Simulation, simulate
 from lockstep.plan.timeline import save_timeline, timeline_html, timeline_text, trace
 from lockstep.plan.to_run import search_to_run

@@ -19,7 +19,8 @@ from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
 from lockstep.plan.columns import Column, Columns, join, layout_columns
 from lockstep.plan.layout import Batch, Layout
-from lockstep.plan.shape import ModelShape, megatron_gpt, model_shape
+from lockstep.plan.named_shape import model_shape
+from lockstep.plan.shape import ModelShape, megatron_gpt
 from lockstep.plan.steptime import step_time
 
 _NOISE = 0.04

@@ -13,8 +13,9 @@ from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import PARTS, Memory, memory
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.per_stage import stages_memory, stages_step_time
-from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.shape import ModelShape
 from lockstep.plan.steptime import StepTime, step_time
 
 AXES = ("tp", "cp", "ep", "pp", "dp", "offload")

@@ -17,9 +17,10 @@ from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, Recompute
 from lockstep.plan.memory import memory
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.predict import predict
 from lockstep.plan.published_schedules import schedule_lines
-from lockstep.plan.shape import megatron_gpt, model_shape
+from lockstep.plan.shape import megatron_gpt
 from lockstep.plan.steptime import step_time
 
 _NETWORK_GB_S = 11.5

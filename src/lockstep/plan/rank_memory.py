@@ -29,8 +29,9 @@ from lockstep.plan.memory import (
     unit_bytes,
     working_bytes,
 )
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.refine import layers_of_chunks, table_of
-from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import held
 
 

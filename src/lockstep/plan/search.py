@@ -17,11 +17,12 @@ from lockstep.plan.columns import Column, Columns, columns, layout_columns
 from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
 from lockstep.plan.memory import memory
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction
 from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
 from lockstep.plan.savings import with_savings
-from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
 

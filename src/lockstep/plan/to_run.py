@@ -10,9 +10,10 @@ from lockstep.errors import LockstepError
 from lockstep.plan.candidates import Pins
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.layout import Layout
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import Plan
 from lockstep.plan.search import search
-from lockstep.plan.shape import ModelShape, model_shape
+from lockstep.plan.shape import ModelShape
 
 
 def not_run(layout: Layout, shape: ModelShape) -> list[str]:

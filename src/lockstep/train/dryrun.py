@@ -28,8 +28,8 @@ from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.transport import Pending
 from lockstep.plan.decoder_config import decoder_config
+from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import load_plan
-from lockstep.plan.shape import model_shape
 from lockstep.plan.watch import OperatorCost, Peak, Watch
 from lockstep.train.data import Batch
 from lockstep.train.engine import Engine, OneProcess
