@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -84,6 +87,20 @@ def test_adapters_train_with_the_same_bytes(targets):
     tokens, labels, packed, weights = batch([20, 30])
     assert same(differentiate(made, OPS, blockwise(tokens, packed), labels, weights), expected)
     assert same(run(program, made, [20, 30]), expected)
+
+
+def test_threads_compile_and_run_beside_each_other():
+    """Tracing patches modules for the whole process: three threads trace while a fourth computes."""
+    families = ["llama", "qwen3", "mistral"]
+    made = [decoder(family) for family in families]
+    expected = [eager(one, OPS, torch.float32, [20, 30]) for one in made]
+    with ThreadPoolExecutor(4) as pool:
+        programs = [pool.submit(whole, one, Compiler("O2"), torch.float32) for one in made]
+        beside = copy.deepcopy(made[0])
+        while not all(program.done() for program in programs):
+            assert same(eager(beside, OPS, torch.float32, [20, 30]), expected[0])
+    for one, program, bytes_of_one in zip(made, programs, expected, strict=True):
+        assert same(run(program.result(), one, [20, 30]), bytes_of_one)
 
 
 def test_identical_blocks_are_captured_once_and_others_are_not_merged():

@@ -16,9 +16,6 @@ from tests.compile.models import DTYPES, FAMILIES, decoder, same
 
 OPS = operators("bitwise")
 PAGES = 12
-COMPILED = [name for name in FAMILIES if not name.endswith("absorbed")]
-"""The absorbed form of latent attention is served operator by operator: its weights by head are no inputs of a program
-yet."""
 
 
 def pages(made, dtype):
@@ -46,7 +43,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", COMPILED)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype):
     made = decoder(family)
     mine, theirs = pages(made, dtype), pages(made, dtype)

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.compile import Blockwise, CannotCompile, Compiler, ServingProgram
+from lockstep.compile import Blockwise, Compiler, ServingProgram
 from lockstep.model import Model, load
 from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Packed, Paged
@@ -38,8 +38,8 @@ LONGEST, MOST, ROWS = 100, 3, 160
 class Side:
     """A model in one dtype, its pages, and its programs: blocks for training (O1), a step for serving (O2)."""
 
-    def __init__(self, model: Model, name: str) -> None:
-        self.model, self.absorbed = model, name.endswith("absorbed")
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.count = (MOST + 1) * -(-(LONGEST + 20) // PAGE) + 1
         stale = lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype)  # noqa: E731
         self.cache = make_pages(model.config, model.ops.numerics, self.count, model.dtype, stale)
@@ -49,14 +49,9 @@ class Side:
         return Blockwise(self.model.decoder, self.model.ops, self.model.dtype, Compiler("O1"), ROWS)
 
     @cached_property
-    def step(self) -> ServingProgram | None:
-        """None where serving is not compiled yet (docs/compile.md)."""
+    def step(self) -> ServingProgram:
         model = self.model
-        try:
-            return ServingProgram(model.decoder, model.ops, self.cache, model.dtype, Compiler("O2"), ROWS)
-        except CannotCompile:
-            assert self.absorbed
-            return None
+        return ServingProgram(model.decoder, model.ops, self.cache, model.dtype, Compiler("O2"), ROWS)
 
     def forward(self, level: str, tokens: list[int], batch: Packed | Paged) -> Tensor:
         """Logits. Packed batches are compiled from O1 on, pages at O2."""
@@ -64,7 +59,7 @@ class Side:
         if isinstance(batch, Packed) and level != "O0":
             with torch.enable_grad():  # blocks are compiled for training
                 hidden = self.blocks(ids, batch).detach()
-        elif isinstance(batch, Paged) and level == "O2" and self.step is not None:
+        elif isinstance(batch, Paged) and level == "O2":
             hidden = self.step(ids, batch)
         else:
             cache = None if isinstance(batch, Packed) else self.cache
@@ -80,7 +75,7 @@ def sides(request, tmp_path_factory) -> dict[str, Side]:
     if form:
         config = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps({**config, "mla_form": form}))
-    return {dtype: Side(load(path, dtype=dtype), request.param) for dtype in DTYPES}
+    return {dtype: Side(load(path, dtype=dtype)) for dtype in DTYPES}
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ NARROW = {"num_layers": 4, "hidden_size": 32, "intermediate_size": 48, "head_dim
 
 
 def real_traffic(config: Config, shape: ModelConfig) -> list[dict]:
-    """What every rank sends in a step that is really run, the ranks being threads."""
+    """What every rank sends in a step that is really run at O0, the ranks being threads."""
     count = config.data.seq_len * config.train.micro_batch
 
     def work(mesh):
@@ -148,8 +148,11 @@ def real_traffic(config: Config, shape: ModelConfig) -> list[dict]:
 def test_every_rank_sends_what_it_really_sends(parallel):
     shape = WIDE.model_copy(update=NARROW | {"tie_embeddings": True})
     asked = Config.model_validate(
-        {"data": {"seq_len": 32}, "train": {"micro_batch": 1, "micro_batches": 8}, "parallel": parallel}
-    )
+        {
+            "data": {"seq_len": 32}, "train": {"micro_batch": 1, "micro_batches": 8}, "parallel": parallel,
+            "compile": {"level": "O0"},
+        }
+    )  # fmt: skip
     found = [dry_run(asked, shape, rank).traffic for rank in range(MeshShape.of(asked.parallel).size)]
     assert found == real_traffic(asked, shape)
 

@@ -10,6 +10,7 @@ from tests.compile.models import DTYPES, FAMILIES, decoder, same
 
 from lockstep.compile import Cache
 from lockstep.config import CompileConfig, Config
+from lockstep.model.lora import add_lora
 from lockstep.ops import Packed, operators
 from lockstep.train.data import Batch
 from lockstep.train.execution import execution
@@ -40,19 +41,33 @@ def batches(step: int) -> list[Batch]:
     return found
 
 
+class Steps:
+    """A training at a level."""
+
+    def __init__(self, made, dtype, level, cache, notes):
+        self.decoder, self.numbers = made, []
+        parameters = {name: p for name, p in made.named_parameters() if p.requires_grad}
+        self.optimizer = AdamW(parameters, Config().optimizer, OPS)
+        how = (CompileConfig.model_validate({"level": level}), ROWS, notes.append, cache)
+        self.run = execution(made, Compute(OPS, dtype), parameters, self.optimizer, 0.01, *how)
+
+    def step(self, number):
+        one = self.run.gradient(batches(number), lambda: False)
+        norm = self.run.norm(one.gradient)
+        self.run.update(one.gradient, 1e-2, clip_scale(norm, 1.0))
+        self.numbers += [one.loss, one.objective, norm]
+
+    def state(self):
+        """Losses and norms of every step, then all weights and moments."""
+        numbers = torch.tensor(self.numbers, dtype=torch.float64)
+        return [numbers, *self.decoder.parameters(), *self.optimizer.state_dict().values()]
+
+
 def trained(made, dtype, level, cache, notes, steps=STEPS):
-    """Losses and norms of every step, then all weights and moments."""
-    parameters = {name: p for name, p in made.named_parameters() if p.requires_grad}
-    optimizer = AdamW(parameters, Config().optimizer, OPS)
-    config = CompileConfig.model_validate({"level": level})
-    run = execution(made, Compute(OPS, dtype), parameters, optimizer, 0.01, config, ROWS, notes.append, cache)
-    found = []
-    for step in range(steps):
-        one = run.gradient(batches(step), lambda: False)
-        norm = run.norm(one.gradient)
-        run.update(one.gradient, 1e-2, clip_scale(norm, 1.0))
-        found += [one.loss, one.objective, norm]
-    return [torch.tensor(found, dtype=torch.float64), *made.parameters(), *optimizer.state_dict().values()]
+    run = Steps(made, dtype, level, cache, notes)
+    for number in range(steps):
+        run.step(number)
+    return run.state()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,9 +97,44 @@ def test_a_model_that_cannot_be_compiled_runs_operator_by_operator_and_says_so(p
     assert "block" in notes[0]
 
 
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_hook_is_called_although_it_came_late(level, programs):
+    """A debugger's hook on a module or a weight: the run goes on operator by operator, with one line and the bytes."""
+    made, notes, seen = decoder("llama"), [], []
+    expected = trained(copy.deepcopy(made), torch.float32, "O0", programs, notes, steps=3)
+    run = Steps(copy.deepcopy(made), torch.float32, level, programs, notes)
+    run.step(0)
+    assert not notes
+    handle = run.decoder.layers[1].mlp.register_forward_hook(lambda *_: seen.append(True))
+    run.step(1)
+    assert seen
+    handle.remove()
+    run.step(2)
+    assert same(run.state(), expected)
+    assert len(notes) == 2
+    assert "changed after it was compiled" in notes[0]
+    assert notes[1].startswith(f"compile.level {level} is not possible here")
+    assert "hooks" in notes[1]
+
+
+def test_anomaly_detection_sees_operators(programs):
+    notes = []
+    with torch.autograd.set_detect_anomaly(True):
+        trained(decoder("llama"), torch.float32, "auto", programs, notes, steps=1)
+    assert "anomaly detection" in notes[0]
+
+
+def test_adapters_are_trained_as_one_program_by_default(programs):
+    made, notes = decoder("llama"), []
+    add_lora(made.requires_grad_(False), 4, 8.0, ["q_proj", "down_proj"], 0)
+    expected = trained(copy.deepcopy(made), torch.bfloat16, "O0", programs, notes, steps=3)
+    assert same(trained(made, torch.bfloat16, "auto", programs, notes, steps=3), expected)
+    assert not notes
+
+
 def test_a_run_at_each_level_ends_with_the_same_weights(tiny, tmp_path):
     found = []
-    for level in ("O0", "O1", "O2"):
+    for level in ("O0", "O1", "auto"):
         trainer = Trainer(tiny(tmp_path / level, compile={"level": level, "cache": False}, train={"eval_every": 3}))
         result = trainer.fit()
         found.append([torch.tensor(result.loss), *trainer.model.decoder.parameters()])

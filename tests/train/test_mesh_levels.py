@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,17 +46,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One compile cache for all, as layouts share their blocks; and one rank compiles at a time, as they are threads
-    here, which tracing does not allow for."""
-    folder, lock, plain = tmp_path_factory.mktemp("programs"), threading.Lock(), mesh_level.LevelOnMesh._compile
-
-    def one_at_a_time(level: mesh_level.LevelOnMesh) -> str:
-        with lock:
-            return plain(level)
-
+    """One compile cache for all, as layouts share their blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "Cache", functools.partial(Cache, folder))
-        patch.setattr(mesh_level.LevelOnMesh, "_compile", one_at_a_time)
+        patch.setattr(compiled, "Cache", functools.partial(Cache, tmp_path_factory.mktemp("programs")))
         yield
 
 

@@ -49,10 +49,10 @@ def layout(parallel: dict[str, Any]) -> MeshShape:
 
 
 def run(config: Config, parallel: dict[str, Any], resume: Path | None = None) -> None:
-    """Train to the end, the ranks being threads."""
+    """Train to the end, the ranks being threads, operator by operator: of levels `test_mesh_levels` tells."""
 
     def work(mesh: Mesh) -> None:
-        Trainer(config, resume=resume, mesh=mesh, parallel=parallel).fit()
+        Trainer(config, resume=resume, mesh=mesh, parallel=parallel, compile={"level": "O0"}).fit()
 
     on_threads(layout(parallel), work)
 
@@ -113,7 +113,8 @@ def alone(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
         key = json.dumps([model, train])
         if key not in made:
             made[key] = tmp_path_factory.mktemp("alone") / "run"
-            Trainer(check(Config, tiny_tree(text, made[key], model=model, train=train), "test")).fit()
+            tree = tiny_tree(text, made[key], model=model, train=train, compile={"level": "O0"})
+            Trainer(check(Config, tree, "test")).fit()
         return made[key]
 
     return find

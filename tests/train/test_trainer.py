@@ -18,12 +18,12 @@ from torch import Tensor
 import lockstep
 from lockstep.config import Config, load_config
 from lockstep.errors import LockstepError
-from lockstep.ops import Operators
-from lockstep.train import Trainer, engine, resume, speed
+from lockstep.train import Trainer, resume, speed
 from lockstep.train.checkpoint import checkpoints
+from lockstep.train.engine import OneProcess
 from lockstep.train.memory import parameters
 from lockstep.train.metrics import read_metrics
-from lockstep.train.step import step_gradient
+from lockstep.train.step import StepGradient, step_gradient
 
 Tiny = Callable[..., Config]
 
@@ -185,12 +185,13 @@ def test_the_generator_state_is_restored(tiny: Tiny, tmp_path: Path) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def spoiled(original: Any, bad: set[int], what: str) -> Any:
-    """step_gradient that is NaN at the calls in ``bad`` (0-based)."""
-    calls = iter(range(10**6))
+def spoil(monkeypatch: pytest.MonkeyPatch, bad: set[int], what: str) -> None:
+    """Make the engine's gradient NaN or infinite, whatever computed it, at the calls in ``bad`` (0-based)."""
+    calls, original = iter(range(10**6)), OneProcess.gradient
 
-    def spoil(*arguments: Any, **keys: Any) -> Any:
-        found = original(*arguments, **keys)
+    def gradient(*arguments: Any) -> Any:
+        found = original(*arguments)
+        assert found is not None
         if next(calls) not in bad:
             return found
         if what == "loss":
@@ -198,13 +199,13 @@ def spoiled(original: Any, bad: set[int], what: str) -> Any:
         found.gradient[0].view(-1)[0] = float("inf")
         return found
 
-    return spoil
+    monkeypatch.setattr(OneProcess, "gradient", gradient)
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_bad_step_is_skipped_and_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(engine, "step_gradient", spoiled(step_gradient, {1}, what))
-    trainer = Trainer(tiny(train={"steps": 2, "save_every": 1}))
+@pytest.mark.parametrize(("what", "level"), [("loss", "O0"), ("gradient", "O0"), ("gradient", "auto")])
+def test_a_bad_step_is_skipped_and_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, what: str, level: str) -> None:
+    spoil(monkeypatch, {1}, what)
+    trainer = Trainer(tiny(train={"steps": 2, "save_every": 1}, compile={"level": level}))
     trainer.fit()
     assert (trainer.position.step, trainer.position.updates, trainer.position.bad) == (2, 1, 1)
     lines = read_metrics(trainer.out)
@@ -219,14 +220,14 @@ def test_a_bad_step_is_skipped_and_reported(tiny: Tiny, monkeypatch: pytest.Monk
 
 
 def test_training_goes_on_after_a_bad_step(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "step_gradient", spoiled(step_gradient, {1, 2}, "loss"))
+    spoil(monkeypatch, {1, 2}, "loss")
     trainer = fitted(tiny(train={"max_bad_steps": 3}))
     assert (trainer.position.step, trainer.position.updates, trainer.position.bad) == (6, 4, 0)
     assert checkpoints(trainer.out)[-1].name == "step-00000006"
 
 
 def test_it_stops_after_too_many_and_leaves_the_good_checkpoint(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "step_gradient", spoiled(step_gradient, {2, 3, 4}, "loss"))
+    spoil(monkeypatch, {2, 3, 4}, "loss")
     trainer = Trainer(tiny(train={"steps": 9, "save_every": 1, "max_bad_steps": 3}))
     with pytest.raises(LockstepError, match=r"NaN or infinite in 3 steps in a row \(train.max_bad_steps\)") as error:
         trainer.fit()
@@ -398,16 +399,16 @@ def test_a_stopped_trainer_can_fit_again(tiny: Tiny, tmp_path: Path, monkeypatch
     """The same object goes on, holds the directory again, and ends where the whole run ends."""
     whole = fitted(tiny(tmp_path / "whole"))
     trainer = Trainer(tiny())
-    real = engine.global_norm
+    real = OneProcess.norm
 
-    def interrupted(gradient: list[Tensor], ops: Operators) -> float:
-        if trainer.run.engine.optimizer.step_count == 2:
+    def interrupted(engine: OneProcess, found: StepGradient) -> float:
+        if engine.optimizer.step_count == 2:
             signal.raise_signal(signal.SIGINT)
-        return real(gradient, ops)
+        return real(engine, found)
 
-    monkeypatch.setattr(engine, "global_norm", interrupted)
+    monkeypatch.setattr(OneProcess, "norm", interrupted)
     assert trainer.fit().stopped_by == "SIGINT"
     assert checkpoints(trainer.out)[-1].name == "step-00000003"
-    monkeypatch.setattr(engine, "global_norm", real)
+    monkeypatch.setattr(OneProcess, "norm", real)
     assert trainer.fit().stopped_by is None
     assert same(weights(trainer), weights(whole))

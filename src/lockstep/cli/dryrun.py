@@ -46,7 +46,7 @@ def dryrun(
         except NotRunError as why:
             typer.echo(closed_form(why, of_config(config, shape, why), rank, as_json))
             return
-    asked = ("O1", "O2") if plan is not None else tuple({config.compile.level} - {"O0"})
+    asked = ("O1", "O2") if plan is not None else tuple({config.compile.level} - {"auto", "O0"})
     levels = level_reports(config, shape, rank, asked)
     if as_json:
         typer.echo(dry_run_json(found, levels))

@@ -27,7 +27,8 @@ def train(
     lora_rank: Annotated[int | None, typer.Option(help="Train adapters of this rank instead of the model.")] = None,
     plan: Annotated[Path | None, typer.Option(help="A layout from `lockstep plan`: plan.yaml.")] = None,
     level: Annotated[
-        str | None, typer.Option("--compile.level", help="O0, O1 or O2: how steps are run; never a changed bit.")
+        str | None,
+        typer.Option("--compile.level", help="O0, O1 or O2 (the default): how steps are run; never a changed bit."),
     ] = None,
     disable_pass: Annotated[
         list[str] | None, typer.Option("--compile.disable-pass", help="A pass to leave out; repeatable.")

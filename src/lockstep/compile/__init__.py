@@ -3,7 +3,7 @@
 from lockstep.compile.block_calls import BlockCalls
 from lockstep.compile.blockwise import Blockwise
 from lockstep.compile.cache import Cache
-from lockstep.compile.capture import CannotCompile
+from lockstep.compile.capture import CannotCompile, not_possible
 from lockstep.compile.compiler import Compiler, StageReport
 from lockstep.compile.group import Flight, GroupPrograms, Span
 from lockstep.compile.micro_batch import MicroBatch
@@ -27,5 +27,6 @@ __all__ = [
     "Span",
     "StageReport",
     "Update",
+    "not_possible",
     "sink",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from lockstep.compile.compiler import Compiler
+from lockstep.compile.describe import refuse_watched
 from lockstep.compile.halves import Halves
 from lockstep.compile.layers import Layer, compiled_layers
 from lockstep.compile.program import ALIGN, Placer, Program
@@ -52,6 +53,7 @@ class BlockCalls:
         routed: bool = False,
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible."""
+        refuse_watched(decoder)
         self.rows, self.again, self.queue, self.plain = placer.rows, frozenset(again), queue, plain
         self.layers: dict[int, Layer] = {}
         with torch.enable_grad():

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lockstep.compile.block_calls import BlockCalls
+from lockstep.compile.capture import CannotCompile, not_possible
 from lockstep.compile.compiler import Compiler
 from lockstep.compile.describe import Unchanged
 from lockstep.compile.program import Placer
-from lockstep.model.decoder import Decoder
+from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.model.moe import Routed
 from lockstep.ops import Operators, Packed
 from lockstep.parallel.recompute import recomputing
@@ -31,15 +32,22 @@ class Blockwise:
         the router of each layer did, where the model has a load-balance loss."""
         decoder = self.decoder
         if not self._unchanged:
-            self.compiler.note("the model was changed after it was compiled: compiling again")
-            self._compile()
+            self._compile_again()
         x, layers = decoder.start(self.ops, tokens, self.dtype), range(len(decoder.layers))
         tables = decoder.rope_tables(batch)
-        x = decoder.blocks(self.ops, x, batch, tables, layers, None, self.dtype, self._calls, routed)
+        x = decoder.blocks(self.ops, x, batch, tables, layers, None, self.dtype, self._call, routed)
         return decoder.norm(self.ops, x, self.dtype)
 
+    def _compile_again(self) -> None:
+        self.compiler.note("the model was changed after it was compiled: compiling again")
+        try:
+            self._compile()
+        except CannotCompile as error:
+            self.compiler.note(not_possible("O1", error))
+            self._call, self._unchanged = recomputing(()), Unchanged(self.decoder, hooks=False)
+
     def _compile(self) -> None:
-        self._calls = BlockCalls(
+        self._call: BlockCall = BlockCalls(
             self.decoder, self.ops, self.dtype, [range(len(self.decoder.layers))], (), None, self.compiler,
             Placer(self.rows), {}, recomputing(()), bool(self.decoder.config.router_aux_loss),
         )  # fmt: skip

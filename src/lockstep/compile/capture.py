@@ -7,6 +7,7 @@ makes a compiled graph give the bits of the eager one.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 class CannotCompile(Exception):
     """A stage that cannot be made a program; the message says why. It runs operator by operator instead."""
+
+
+def not_possible(level: str, why: object) -> str:
+    """The line that tells of a level which was asked for and is not what runs."""
+    return f"compile.level {level} is not possible here, so operators run one by one (O0): {why}"
 
 
 @dataclass(frozen=True)
@@ -59,18 +65,23 @@ class Joint:
     loose: tuple[int, ...]
 
 
+_TRACING = threading.Lock()
+"""Tracing patches `torch.nn.Module` for the whole process, so one thread traces at a time. Others may run meanwhile:
+what is patched looks at nothing but the trace's own modes, which belong to the tracing thread."""
+
+
 def capture(function: Function, given: Sequence[Given], rows: int, whole: bool = False) -> Joint:
     """Trace a function for a number of rows; its backward too where an input is differentiated.
 
     whole: the gradients that come in are ones, made within the graph. Raises whatever the function does with a
-    tensor's values (`item`, shapes that depend on data): it cannot be captured.
+    tensor's values (`item`, shapes that depend on data): it cannot be captured. Threads may call it at once.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     loose = tuple(i for i, one in enumerate(given) if ANY in one.shape)
     wanted = [i for i, one in enumerate(given) if one.differentiated]
-    with FakeTensorMode(), torch.set_grad_enabled(bool(wanted)):
+    with _TRACING, FakeTensorMode(), torch.set_grad_enabled(bool(wanted)):
         inputs = [one.fake(rows) for one in given]
         outputs = function(*inputs)
         tangents = tuple(i for i, out in enumerate(outputs) if out.requires_grad)

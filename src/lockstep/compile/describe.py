@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
+from lockstep.compile.capture import CannotCompile
 from lockstep.model.linear import WeightCache
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -32,10 +33,12 @@ def describe(module: nn.Module) -> dict[str, Any]:
 class Unchanged:
     """Notices when a module is no longer what it was: an attribute, a weight's memory, a submodule.
 
-    It looks at the objects themselves, not at a description of them, so that asking costs little.
+    It looks at the objects themselves, not at a description of them, so that asking costs little. hooks: a hook that is
+    there now counts as a change too.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, hooks: bool = True) -> None:
+        self._hooks = Hooks(module) if hooks else None
         self._seen = [(owner, name, value) for owner, name, value in _held(module)]
         self._memory = [(t, t.data_ptr(), t.requires_grad) for _, _, t in self._seen if isinstance(t, Tensor)]
         self._sizes = [(owner, len(owner)) for owner in {id(o): o for o, _, _ in self._seen}.values()]
@@ -45,8 +48,23 @@ class Unchanged:
             now = owner.get(name, _GONE)
             if now is not value and (isinstance(value, (Tensor, nn.Module)) or now != value):
                 return False
+        if self._hooks:
+            return False
         return all(len(owner) == count for owner, count in self._sizes) and all(
             t.data_ptr() == pointer and t.requires_grad == wanted for t, pointer, wanted in self._memory
+        )
+
+
+class Hooks:
+    """Whether a part or a parameter of a module has a hook. A program calls none, so a debugger's would see nothing."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tables = [getattr(part, name) for part in module.modules() for name in _HOOKS]
+        self._parameters = list(module.parameters())
+
+    def __bool__(self) -> bool:
+        return any(self._tables) or any(
+            p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in self._parameters
         )
 
 
@@ -62,6 +80,15 @@ class SameWeights:
 
 
 _GONE = object()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def refuse_watched(module: nn.Module) -> None:
+    """Raise CannotCompile where somebody looks at operators one by one."""
+    if Hooks(module):
+        raise CannotCompile("the model has hooks, which programs do not call")
+    if torch.is_anomaly_enabled():
+        raise CannotCompile("autograd's anomaly detection is on, which looks at operators one by one")
 
 
 def shell(module: nn.Module) -> nn.Module:
@@ -78,10 +105,13 @@ def shell(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def packable(module: nn.Module) -> dict[str, Any]:
-    """The parts whose `weight` can be laid out for inference and kept in their `cache`, by name."""
-    parts = module.named_modules()
-    return {name: part for name, part in parts if isinstance(getattr(part, "cache", None), WeightCache)}
+def packable(module: nn.Module) -> dict[str, dict[str, WeightCache]]:
+    """The parts whose `weight` can be laid out for inference, by name, and where they keep it, by attribute."""
+    found = {
+        name: {k: v for k, v in vars(part).items() if isinstance(v, WeightCache)}
+        for name, part in module.named_modules()
+    }
+    return {name: caches for name, caches in found.items() if caches}
 
 
 def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:

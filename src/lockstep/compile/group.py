@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lockstep.compile.compiler import Compiler
+from lockstep.compile.describe import refuse_watched
 from lockstep.compile.group_memory import Area, Span, plan_group
 from lockstep.compile.halves import Halves
 from lockstep.compile.layers import compiled_layers
@@ -58,6 +59,7 @@ class GroupPrograms:
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible. trained: the parameters that have a gradient.
         placer: for so many rows, shared by the groups. groups: the ranks that the operators add over, by axis."""
+        refuse_watched(decoder)
         self.span, self.decoder, self.trained, self.groups = span, decoder, set(trained), groups
         self.rows, self.placer = placer.rows, placer
         self._batch = Packed.of([2, 3])

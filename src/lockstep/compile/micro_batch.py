@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.compile.compiler import Compiler
-from lockstep.compile.describe import Unchanged
+from lockstep.compile.describe import Unchanged, refuse_watched
 from lockstep.compile.halves import Halves
 from lockstep.compile.layers import Layer, compiled_layers
 from lockstep.compile.memory_map import MemoryMap
@@ -49,6 +49,7 @@ class MicroBatch:
         rows: int,
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible."""
+        refuse_watched(decoder)
         self.decoder, self.rows = decoder, rows
         batch = Packed.of([2, 3])
         with torch.enable_grad():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep.compile.capture import ANY, ROWS, CannotCompile, Function, Given
 from lockstep.compile.describe import describe, packable, shell
 from lockstep.model.decoder import Block, Decoder
-from lockstep.model.linear import _PackedWeight
+from lockstep.model.linear import WeightCache, _PackedWeight
 from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators, Packed, Paged, Pages
 
@@ -60,26 +60,29 @@ class Leaf:
 
 def leaves(module: nn.Module, ops: Operators, dtype: torch.dtype) -> list[Leaf]:
     """The weights that a stage reads: its parameters; without gradients, packed weights in the place of theirs."""
-    packed = {} if torch.is_grad_enabled() else {n: _packed(p, ops, dtype) for n, p in packable(module).items()}
+    parts = [] if torch.is_grad_enabled() else packable(module)
+    packed = {f"{part}.weight": _packed(module, part, ops, dtype) for part in parts}
     found = []
     for name, parameter in module.named_parameters():
-        owner, _, leaf = name.rpartition(".")
-        laid_out = packed.get(owner) if leaf == "weight" else None
-        if laid_out is None:
+        laid_out = packed.get(name)
+        if not laid_out:
             found.append(Leaf(name, parameter))
         else:
-            found += _laid_out(name, laid_out)
+            found += [_within(cache, leaf) for cache, one in laid_out.items() for leaf in _laid_out(name, one)]
     return found
 
 
 def _laid_out(name: str, packed: Any) -> list[Leaf]:
     """The tensors of a packed weight, or of one in segments, each packed: their fields are numbered."""
     if isinstance(packed, list):
-        numbered = [(f"{i}.", leaf) for i, part in enumerate(packed) for leaf in _laid_out(name, part)]
-        return [replace(leaf, field=f"{prefix}{leaf.field}") for prefix, leaf in numbered]
+        return [_within(str(i), leaf) for i, part in enumerate(packed) for leaf in _laid_out(name, part)]
     if not is_dataclass(packed):
         raise CannotCompile(f"{name} is laid out as {type(packed).__name__}, which a program cannot bind")
     return [Leaf(name, getattr(packed, f), f) for f in _tensor_fields(packed)]
+
+
+def _within(what: str, leaf: Leaf) -> Leaf:
+    return replace(leaf, field=f"{what}.{leaf.field}")
 
 
 def _with_tensors(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -200,7 +203,7 @@ class _weights:
         real: nn.Module,
     ) -> None:  # fmt: skip
         self.hollow, self.parts = hollow, packable(hollow)
-        self.ops, self.dtype, self.real = ops, dtype, packable(real)
+        self.ops, self.dtype, self.real = ops, dtype, real
         self.plain = {leaf.name: t for leaf, t in zip(found, tensors, strict=True) if leaf.field is None}
         self.packed: dict[str, dict[str, Tensor]] = {}
         for leaf, tensor in zip(found, tensors, strict=True):
@@ -213,23 +216,31 @@ class _weights:
         self.swap = _reparametrize_module(self.hollow, self.plain)
         self.swap.__enter__()
         for name, tensors in self.packed.items():
-            layer = self.parts[name]
-            real = _packed(self.real[name], self.ops, self.dtype)
-            packed = _with_tensors(real, tensors)
-            layer.cache._entry = _PackedWeight(
-                layer.weight, layer.weight._version, self.ops.numerics, self.dtype, packed
-            )
+            weight = self.hollow.get_submodule(name).weight
+            assert isinstance(weight, Tensor)
+            for cache, real in _packed(self.real, name, self.ops, self.dtype).items():
+                own = {f.removeprefix(f"{cache}."): t for f, t in tensors.items() if f.startswith(f"{cache}.")}
+                self.parts[name][cache]._entry = _PackedWeight(
+                    weight, weight._version, self.ops.numerics, self.dtype, _with_tensors(real, own)
+                )
 
     def __exit__(self, *error: Any) -> None:
         for name in self.packed:
-            self.parts[name].cache.clear()
+            for cache in self.parts[name].values():
+                cache.clear()
         self.swap.__exit__(*error)
 
 
-def _packed(layer: Any, ops: Operators, dtype: torch.dtype) -> Any:
-    """The layer's packed weight, or None where it has none that fits."""
-    entry = layer.cache._entry
-    return entry.packed if entry is not None and entry.fits(layer.weight, ops, dtype) else None
+def _packed(module: nn.Module, part: str, ops: Operators, dtype: torch.dtype) -> dict[str, Any]:
+    """The weight of a part as it is laid out, by where that is kept; empty where nothing fits."""
+    layer = module.get_submodule(part)
+    found = {name: value for name, value in vars(layer).items() if isinstance(value, WeightCache)}
+    assert isinstance(layer.weight, Tensor)
+    return {
+        name: cache._entry.packed
+        for name, cache in found.items()
+        if cache._entry is not None and cache._entry.fits(layer.weight, ops, dtype)
+    }
 
 
 def tensors_of(value: Any) -> list[Tensor]:

@@ -126,7 +126,7 @@ class Decoder(nn.Module):
         head: the output projection's, too.
         """
         for module in self.modules():
-            if isinstance(module, Linear | Router | Experts | LatentAttention) and module is not self.output:
+            if isinstance(module, Linear | Router | Experts) and module is not self.output:
                 module.prepare(ops, dtype)
         if head:
             self._head_cache.fill(self.head_weight, ops, dtype)

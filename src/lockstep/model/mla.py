@@ -57,9 +57,8 @@ class LatentAttention(nn.Module):
         self.q_b = None if low is None else Linear(low, queries)
         self.kv_a = Linear(width, rank + rope)
         self.kv_norm = Norm(config, rank, _NORM_EPS)
-        self.kv_b = Linear(rank, config.num_heads * (nope + v_dim))
+        self.kv_b = HeadLinear(rank, self.heads, nope, v_dim, self.absorbed)
         self.o = Linear(config.num_heads * v_dim, width)
-        self._by_head = WeightCache(self._pack_by_head)
 
     def forward(self, ops: Operators, x: Tensor, batch: Packed | Paged, rope: Tensor, pages: Pages | None) -> Tensor:
         """x [T, D] -> [T, D]. rope: the table. pages: those of this layer, with a Paged batch."""
@@ -70,11 +69,6 @@ class LatentAttention(nn.Module):
         absorbed = self.absorbed if isinstance(batch, Packed) else isinstance(pages, LatentPages)
         attend = self._absorbed if absorbed else self._expanded
         return self.o(ops, attend(ops, nope, turned, latent, key, batch, pages).reshape(x.shape[0], -1))
-
-    def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
-        """Pack `kv_b` head by head, where pages are read in the absorbed form."""
-        if self.absorbed or ops.numerics == "fast":
-            self._by_head.fill(self.kv_b.weight, ops, dtype)
 
     def _queries(self, ops: Operators, x: Tensor) -> Tensor:
         """[T, H, nope + rope]."""
@@ -108,7 +102,7 @@ class LatentAttention(nn.Module):
         self, ops: Operators, nope: Tensor, turned: Tensor, latent: Tensor, key: Tensor, batch: Packed | Paged,
         pages: Pages | None,
     ) -> Tensor:  # fmt: skip
-        to_latent, to_value = self._halves(ops, nope.dtype)
+        to_latent, to_value = self.kv_b.halves(ops, nope.dtype)
         q, kept = torch.cat([self._each_head(ops, nope, to_latent), turned], -1), torch.cat([latent, key], -1)
         if isinstance(batch, Packed):
             y = ops.attention(q, kept[:, None], latent[:, None], batch, self.scale)
@@ -125,20 +119,36 @@ class LatentAttention(nn.Module):
         y = ops.grouped_linear(x.transpose(0, 1).reshape(self.heads * count, -1), weights, offsets)
         return y.view(self.heads, count, -1).transpose(0, 1)
 
-    def _halves(self, ops: Operators, dtype: torch.dtype) -> tuple[Any, Any]:
+
+class HeadLinear(Linear):
+    """From latents to keys (without positions) and values of every head: as one product, or head by head."""
+
+    def __init__(self, rank: int, heads: int, nope: int, v_dim: int, absorbed: bool):
+        """absorbed: under the contract it is read head by head alone."""
+        super().__init__(rank, heads * (nope + v_dim))
+        self.heads, self.nope, self.absorbed = heads, nope, absorbed
+        self.by_head = WeightCache(self._pack_by_head)
+
+    def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
+        """Pack the weight as it is read: pages of `numerics: fast` always keep latents, its whole sequences do not."""
+        if not self.absorbed:
+            super().prepare(ops, dtype)
+        if self.absorbed or ops.numerics == "fast":
+            self.by_head.fill(self.weight, ops, dtype)
+
+    def halves(self, ops: Operators, dtype: torch.dtype) -> Any:
         """By head: from a query without positions to the latent [rank, nope], and from there to the value [v, rank]."""
-        if self.kv_b.lora is not None:
+        if self.lora is not None:
             raise LockstepError(
                 "this model carries an adapter on kv_b_proj, which the absorbed form of latent attention does not "
                 "read: merge it (lockstep export), or take the expanded form (mla_form: expanded, numerics: bitwise)"
             )
-        found = self._by_head.get(self.kv_b.weight, ops, dtype)
+        found = self.by_head.get(self.weight, ops, dtype)
         return self._split(found) if isinstance(found, Tensor) else found
 
     def _split(self, weight: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        by_head = weight.view(self.heads, self.nope + self.v_dim, self.rank)
+        by_head = weight.unflatten(0, (self.heads, -1))
         return [w.t() for w in by_head[:, : self.nope]], list(by_head[:, self.nope :])
 
-    def _pack_by_head(self, ops: Operators, weight: Tensor, dtype: torch.dtype) -> tuple[list[Any], list[Any]]:
-        to_latent, to_value = self._split(weight)
-        return [ops.pack(w.contiguous(), dtype) for w in to_latent], [ops.pack(w, dtype) for w in to_value]
+    def _pack_by_head(self, ops: Operators, weight: Tensor, dtype: torch.dtype) -> list[list[Any]]:
+        return [[ops.pack(w.contiguous(), dtype) for w in side] for side in self._split(weight)]

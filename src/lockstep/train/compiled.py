@@ -18,7 +18,7 @@ def compiler_of(config: CompileConfig, note: Callable[[str], None], cache: Cache
         cache = Cache()
     policy = RecomputePolicy(config.recompute)
     return Compiler(
-        config.level, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
+        config.of_model, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
     )
 
 

@@ -96,7 +96,7 @@ class OneProcess(HoldsAll):
         self._execution: Execution | None = None
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
-        if self._execution is None and self._config.compile.level != "O0":
+        if self._execution is None and self._config.compile.of_model != "O0":
             self._execution = self._compiled()
         if self._execution is not None:
             return self._execution.gradient(batches, stop)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch
+from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch, not_possible
 from lockstep.compile.report import explained
 from lockstep.config import CompileConfig
 from lockstep.model.decoder import Decoder
@@ -54,20 +54,20 @@ def execution(
 ) -> Execution:
     """The execution at the level that the configuration names. rows: the most tokens of a micro-batch. cache: None
     takes the user's, where the configuration wants one. page: where the graphs are written, if they are asked for."""
-    plain = Eager(decoder, compute, parameters, optimizer, z_loss)
-    if config.level == "O0" or compute.ops.numerics == "fast":
+    plain, level = Eager(decoder, compute, parameters, optimizer, z_loss), config.of_model
+    if level == "O0" or compute.ops.numerics == "fast":
         return plain
     compiler = compiler_of(config, note, cache)
     found: Execution = plain
     try:
-        if config.level == "O2":
+        if level == "O2":
             found = Whole(plain, compiler, rows)
         else:
             plain.forward = Blockwise(decoder, compute.ops, compute.dtype, compiler, rows)
     except CannotCompile as error:
-        note(f"compile.level {config.level} is not possible here, so operators run one by one (O0): {error}")
+        note(not_possible(level, error))
     if config.explain:
-        note(explained(compiler.reports, compiler.seconds, f"Compiled at {config.level}", page))
+        note(explained(compiler.reports, compiler.seconds, f"Compiled at {level}", page))
     return found
 
 
@@ -106,35 +106,53 @@ class Whole:
     def __init__(self, eager: Eager, compiler: Compiler, rows: int) -> None:
         self._eager, self._compiler, self._rows = eager, compiler, rows
         self._shapes = [p.shape for p in eager.parameters.values()]
-        self._free: list[list[Tensor]] = []
+        self._made, self._free = 0, list[list[Tensor]]()
         self._norm = GlobalNorm(self._shapes, eager.compute.ops, compiler)
-        self._compile()
+        self._program: MicroBatch | None = self._compiled()
+        self._update = CompiledUpdate(eager.optimizer)
 
     def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
-        if not self._program.unchanged:
-            self._compiler.note("the model was changed after it was compiled: compiling again")
-            self._compile()
-        return sum_gradients(partial(self._micro, len(batches)), batches, stop, self._free.append)
+        if self._program is not None and not self._program.unchanged:
+            self._compile_again()
+        return sum_gradients(partial(self._micro, len(batches)), batches, stop, self._recycle)
 
     def norm(self, gradient: list[Tensor]) -> float:
         return self._norm(gradient)
 
     def update(self, gradient: list[Tensor], lr: float, scale: float) -> None:
         self._update(gradient, lr, scale)
-        self._free.append(gradient)
+        self._recycle(gradient)
 
     def _micro(self, count: int, batch: Batch, weight: float) -> Shares:
         """One of so many micro-batches."""
-        if len(batch.tokens) > self._rows:
+        if self._program is None or len(batch.tokens) > self._rows:
             return self._eager.micro(count)(batch, weight)
-        gradient = self._free.pop() if self._free else [torch.empty(shape) for shape in self._shapes]
+        gradient = self._free.pop() if self._free else self._memory()
         weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
         balance = self._eager.decoder.config.router_aux_loss / count
         objective, logprobs = self._program.run(batch.tokens, batch.targets, batch.packed, weights, gradient, balance)
         return objective, -weight * logprob_sum(logprobs, batch.targets), gradient
 
-    def _compile(self) -> None:
+    def _memory(self) -> list[Tensor]:
+        """For the gradients of a micro-batch."""
+        self._made += 1
+        return [torch.empty(shape) for shape in self._shapes]
+
+    def _recycle(self, gradient: list[Tensor]) -> None:
+        """Take gradients that are not needed any more; no more than were made here, as eager ones come in too."""
+        if len(self._free) < self._made:
+            self._free.append(gradient)
+
+    def _compiled(self) -> MicroBatch:
         eager = self._eager
         stage = (eager.decoder, eager.compute.ops, eager.compute.dtype, eager.parameters, eager.z_loss)
-        self._program = MicroBatch(*stage, self._compiler, self._rows)
-        self._update = CompiledUpdate(eager.optimizer)
+        return MicroBatch(*stage, self._compiler, self._rows)
+
+    def _compile_again(self) -> None:
+        self._compiler.note("the model was changed after it was compiled: compiling again")
+        self._program = None
+        try:
+            self._program, self._update = self._compiled(), CompiledUpdate(self._eager.optimizer)
+        except CannotCompile as error:
+            self._compiler.note(not_possible("O2", error))
+            self._free, self._made = [], 0

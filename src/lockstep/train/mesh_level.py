@@ -21,6 +21,7 @@ from lockstep.compile import (
     GroupPrograms,
     Placer,
     Span,
+    not_possible,
 )
 from lockstep.compile.describe import Unchanged
 from lockstep.compile.report import explained
@@ -59,7 +60,7 @@ class LevelOnMesh:
         self.optimizer, self.again, self.config, self.note = optimizer, again, config, note
         self.rows = config.train.micro_batch * config.data.seq_len
         self._plain = pipeline.call
-        self._asked = config.compile.level != "O0" and model.ops.numerics == "bitwise"
+        self._asked = config.compile.of_model != "O0" and model.ops.numerics == "bitwise"
         self._uncompiled = not_compiled(part, config)
         self._unchanged: Unchanged | None = None
         self._groups: dict[int, GroupPrograms] = {}
@@ -77,10 +78,7 @@ class LevelOnMesh:
         if failed:
             self._asked, self._groups, self._update, self.pipeline.call = False, {}, None, self._plain
             reason = reason or f"rank {failed[0]} could not be compiled"
-            self.note(
-                f"compile.level {self.config.compile.level} is not possible here, so operators run one by one (O0): "
-                f"{reason}"
-            )
+            self.note(not_possible(self.config.compile.of_model, reason))
 
     def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Work | None:
         """What computes the groups for these micro-batches; None: operators one by one, or block by block (O1).
@@ -106,10 +104,10 @@ class LevelOnMesh:
             self._programs(compiler)
         except CannotCompile as error:
             return str(error)
-        self._unchanged = Unchanged(self.model.decoder)
+        self._unchanged = Unchanged(self.model.decoder, hooks=False)  # a hook on one rank alone would leave it waiting
         if how.explain:
             page = Path(self.config.train.out).expanduser() / "compile.html"
-            title = f"Compiled at {how.level}, rank {self.mesh.rank}"
+            title = f"Compiled at {how.of_model}, rank {self.mesh.rank}"
             self.note(explained(compiler.reports, compiler.seconds, title, page if self.mesh.first else None))
         return ""
 

@@ -40,7 +40,7 @@ class OnModule(HoldsAll):
         self.ops = operators("fast")
         self.optimizer = AdamW(parameters, config.optimizer, self.ops)
         self._rows, self._columns = config.train.micro_batch, config.data.seq_len
-        self._level, self._note = config.compile.level, note
+        self._level, self._note = config.compile.of_module, note
         self._dtype: torch.dtype = getattr(torch, config.train.dtype)
         self._z_loss = config.train.z_loss
         self._eager = losses(logits_of(module, self._dtype), self._z_loss)
