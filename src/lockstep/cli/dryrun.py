@@ -9,6 +9,7 @@ import typer
 
 from lockstep.cli.imports import heavy_imports
 from lockstep.config import load_config
+from lockstep.config.compile import Level
 from lockstep.errors import LockstepError, NotRunError
 
 
@@ -46,7 +47,8 @@ def dryrun(
         except NotRunError as why:
             typer.echo(closed_form(why, of_config(config, shape, why), rank, as_json))
             return
-    asked = ("O1", "O2") if plan is not None else tuple({config.compile.level} - {"auto", "O0"})
+    named: list[Level] = [] if config.compile.level in ("auto", "O0") else [config.compile.of_model]
+    asked: list[Level] = named if plan is None else ["O1", "O2"]
     levels = level_reports(config, shape, rank, asked)
     if as_json:
         typer.echo(dry_run_json(found, levels))

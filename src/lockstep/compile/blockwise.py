@@ -25,6 +25,7 @@ class Blockwise:
     def __init__(self, decoder: Decoder, ops: Operators, dtype: torch.dtype, compiler: Compiler, rows: int) -> None:
         """rows: the most tokens of a batch. Compiles at once; CannotCompile where that is not possible."""
         self.decoder, self.ops, self.dtype, self.compiler, self.rows = decoder, ops, dtype, compiler, rows
+        self._call: BlockCall
         self._compile()
 
     def __call__(self, tokens: Tensor, batch: Packed, routed: list[Routed] | None = None) -> Tensor:
@@ -47,7 +48,7 @@ class Blockwise:
             self._call, self._unchanged = recomputing(()), Unchanged(self.decoder, hooks=False)
 
     def _compile(self) -> None:
-        self._call: BlockCall = BlockCalls(
+        self._call = BlockCalls(
             self.decoder, self.ops, self.dtype, [range(len(self.decoder.layers))], (), None, self.compiler,
             Placer(self.rows), {}, recomputing(()), bool(self.decoder.config.router_aux_loss),
         )  # fmt: skip
