@@ -72,6 +72,9 @@ class EventStream(Response):
                 async for event in events:
                     text = json.dumps(event, ensure_ascii=False, allow_nan=False)
                     await _data(send, text, event["type"] if self._typed else None)
+                    # A client may be found gone by this very write. That is told in the next turn of the loop: until
+                    # then, events that are ready already would be written to nobody.
+                    await asyncio.sleep(0)
         except Exception as error:
             said = explain(error).body
             if self._typed:

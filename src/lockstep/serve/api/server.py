@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lockstep.config.serve import ServeConfig
 from lockstep.serve.api.app import create_app
@@ -25,7 +26,7 @@ def serve(engine: Replicas, name: str, config: ServeConfig, bound: socket.socket
     app = create_app(engine, name, config)
     settings = uvicorn.Config(
         app, log_level=log_level, access_log=False, timeout_graceful_shutdown=config.drain_seconds, lifespan="on",
-        timeout_keep_alive=_IDLE,
+        timeout_keep_alive=_IDLE, http=Connection,
     )  # fmt: skip
     _Server(settings, engine, f"Lockstep serves {name} at {url(bound)}/v1").run(sockets=[bound])
     if engine.refusal is not None:
@@ -35,6 +36,15 @@ def serve(engine: Replicas, name: str, config: ServeConfig, bound: socket.socket
 _IDLE = 75
 """Seconds that an idle connection stays open: longer than clients keep theirs (httpx, OpenAI's client: 5), so
 that none is closed just when it is used again."""
+
+
+class Connection(H11Protocol):
+    """Leaves at once a client that has closed its side and waits for no more. uvicorn would close only when what waits
+    to be sent has been: as long as the client does not read it, its request would run, and be written to."""
+
+    def eof_received(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):
