@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 
 import httpx
 from hypothesis import given
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.serve.router import BLOCK, Router
 from tests.serve.conftest import server
-from tests.serve.test_server_life import LONG, gauge, wait_for
+from tests.serve.running import children_of, gauge, meanwhile, wait_for
 
 PREFIX = [5] * (3 * BLOCK)
 OTHER = [6] * (3 * BLOCK)
@@ -60,11 +59,6 @@ def test_a_ready_replica_is_chosen_whatever_came_before(requests):
         assert router.choose([token] * (2 * BLOCK), None, loads) in loads
 
 
-def engines_of(process) -> list[int]:
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
-        return [int(pid) for pid in children.read().split()]
-
-
 def complete(url: str, **changes: object) -> httpx.Response:
     body = {"model": "tiny", "max_tokens": 8, "temperature": 0, "logprobs": 0, "ignore_eos": True, **changes}
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
@@ -82,18 +76,8 @@ def test_two_engines_share_the_work_by_prefix_and_one_survives_the_other(model, 
         assert [cached(complete(url, prompt=[*prompt, 9])) for prompt in (PREFIX, OTHER)] == [192, 192]
         assert complete(url, prompt=PREFIX).json()["choices"] == first.json()["choices"]
 
-        answers: list[httpx.Response] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=LONG, timeout=60)))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 4)
-        killed = engines_of(process)[0]
-        os.kill(killed, signal.SIGKILL)
-        for thread in threads:
-            thread.join(60)
+        with meanwhile(url, 4) as answers:
+            os.kill(children_of(process.pid)[0], signal.SIGKILL)
         assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503], "two ran on each"
         assert httpx.get(f"{url}/ready").status_code == 200
         assert complete(url, prompt=OTHER).json()["choices"] == other.json()["choices"]

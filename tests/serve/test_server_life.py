@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import openai
@@ -22,40 +20,11 @@ from lockstep.errors import LockstepError
 from lockstep.serve.api import create_app
 from lockstep.serve.port import bind
 from lockstep.serve.replicas import Replicas
+from lockstep.serve.spec import engine_spec
 from lockstep.serve.state import QueueFull
-from lockstep.serve.wire import EngineSpec
 from tests.serve.conftest import saved, server
+from tests.serve.running import LONG, alive, engine_of, gauge, meanwhile, wait_for
 from tests.serve.tiny import tiny_model
-
-LONG = {"model": "tiny", "prompt": "the", "max_tokens": 900, "ignore_eos": True}
-
-
-def engine_of(process: subprocess.Popen[str]) -> int:
-    """The id of the engine's process, a child of the server's."""
-    (child,) = (int(entry.name) for entry in Path("/proc").iterdir() if parent(entry) == process.pid)
-    return child
-
-
-def parent(entry: Path) -> int | None:
-    """Of a process, by its folder in /proc; None for what is none, or has just ended."""
-    try:
-        status = (entry / "status").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^PPid:\t(\d+)$", status, re.MULTILINE)
-    return int(found[1]) if found and entry.name.isdigit() else None
-
-
-def gauge(url: str, name: str, **headers: str) -> float:
-    lines = httpx.get(f"{url}/metrics", headers=headers).text.splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
-
-
-def wait_for(condition, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +56,7 @@ def test_each_client_has_a_key_and_it_decides_whose_share_is_taken(monkeypatch):
     monkeypatch.setattr(Replicas, "submit", submit)
     config = ServeConfig(api_key="shared", api_keys={"alice": "a", "bob": "b"}, shares={"alice": 2.0})
     asked = {"model": "tiny", "prompt": [1], "user": "mallory"}
-    with TestClient(create_app(Replicas(EngineSpec(saved())), "tiny", config)) as client:
+    with TestClient(create_app(Replicas(engine_spec(saved(), config)), "tiny", config)) as client:
         while client.get("/ready").status_code != 200:
             time.sleep(0.05)
         for key, status in (("a", 429), ("b", 429), ("shared", 429), ("c", 401), ("", 401)):
@@ -282,30 +251,22 @@ def test_an_engine_that_hangs_is_ended_and_started_again():
     """It is stopped, so it neither answers nor computes; a stopped one does not outlive its server either."""
     with server(hang_seconds=2) as (url, process):
         stopped = engine_of(process)
-        said: list[httpx.Response] = []
-        asking = threading.Thread(
-            target=lambda: said.append(httpx.post(f"{url}/v1/completions", json=LONG, timeout=60))
-        )
-        asking.start()
-        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 1)
-        os.kill(stopped, signal.SIGSTOP)
-        asking.join(10)
+        with meanwhile(url, 1) as said:
+            os.kill(stopped, signal.SIGSTOP)
         assert said[0].status_code == 503
         assert "did not answer for 2 seconds" in said[0].json()["error"]["message"]
         wait_for(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
         os.kill(engine_of(process), signal.SIGSTOP)
         last = engine_of(process)
         process.kill()
-        wait_for(lambda: not Path(f"/proc/{last}").exists() or not Path(f"/proc/{last}/cmdline").read_bytes())
+        wait_for(lambda: not alive(last))
 
 
 def test_an_engine_ends_with_its_server():
     with server() as (_, process):
         engine = engine_of(process)
         process.kill()
-        wait_for(
-            lambda: not Path(f"/proc/{engine}/cmdline").exists() or not Path(f"/proc/{engine}/cmdline").read_bytes()
-        )
+        wait_for(lambda: not alive(engine))
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):

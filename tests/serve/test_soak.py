@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.serve.conftest import server
-from tests.serve.test_server_life import engine_of, wait_for
+from tests.serve.running import engine_of, wait_for
 
 PAGE_BYTES = 2 * 2 * 2 * 16 * 64 * 2
 JSON = {"content-type": "application/json"}

@@ -7,9 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,7 +15,7 @@ import pytest
 from lockstep.model import load
 from lockstep.serve import Engine, SamplingParams, embed
 from tests.serve.conftest import saved, server
-from tests.serve.test_server_life import LONG, engine_of, gauge, wait_for
+from tests.serve.running import alive, children_of, engine_of, gauge, meanwhile, wait_for
 from tests.serve.test_tensor_parallel import CUT
 from tests.serve.tiny import tiny_model
 
@@ -32,24 +30,6 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         model.save(path := tmp_path_factory.mktemp("tp") / name)
         found.append(str(path))
     return found
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and f"\nPPid:\t{pid}\n" in (entry / "status").read_text():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
 
 
 PROMPT, PARAMS = [5] * 130, SamplingParams(temperature=1.0, max_tokens=8, seed=1, logprobs=2)
@@ -81,18 +61,9 @@ def test_two_processes_serve_the_bytes_of_one_outlive_a_kill_and_leave_nothing(d
         assert served(url) == here(other) != here(model)
         engine = engine_of(process)
         (rank,) = children_of(engine)
-        answers: list[httpx.Response] = []
-        threads = [
-            threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/v1/completions", json=LONG, timeout=60)))
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 2)
-        begun = time.monotonic()
-        os.kill(rank, signal.SIGKILL)
-        for thread in threads:
-            thread.join(10)
+        with meanwhile(url, 2) as answers:
+            begun = time.monotonic()
+            os.kill(rank, signal.SIGKILL)
         assert time.monotonic() - begun < 5
         assert [answer.status_code for answer in answers] == [503, 503]
         assert "rank 1 of 2 was killed by SIGKILL" in answers[0].json()["error"]["message"]
@@ -116,16 +87,8 @@ def test_replicas_of_two_processes_finish_what_runs_and_leave_nothing(directorie
         engines = children_of(process.pid)
         ranks = [rank for engine in engines for rank in children_of(engine)]
         assert (len(engines), len(ranks)) == (2, 2)
-        answers: list[httpx.Response] = []
-        asking = threading.Thread(
-            target=lambda: answers.append(
-                httpx.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 100}, timeout=60)
-            )
-        )
-        asking.start()
-        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 1)
-        process.send_signal(signal.SIGTERM)
-        asking.join(60)
+        with meanwhile(url, 1, max_tokens=100) as answers:
+            process.send_signal(signal.SIGTERM)
         assert answers[0].status_code == 200
         assert process.wait(20) == 0
         wait_for(lambda: not any(alive(pid) for pid in [*engines, *ranks]))

@@ -17,8 +17,8 @@ from lockstep.model.model import Model
 from lockstep.serve.api import create_app
 from lockstep.serve.api.tools import parse
 from lockstep.serve.replicas import Replicas
-from lockstep.serve.wire import EngineSpec
-from tests.serve.test_server_life import wait_for
+from lockstep.serve.spec import engine_spec
+from tests.serve.running import wait_for
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '{"name": "add", "arguments": {"x": 1}}'
@@ -52,7 +52,7 @@ def test_parse(text, content, names):
 @contextmanager
 def served(directory: Path) -> Iterator[TestClient]:
     """The application around an engine process of its own."""
-    with TestClient(create_app(Replicas(EngineSpec(str(directory))), "tiny", ServeConfig())) as client:
+    with TestClient(create_app(Replicas(engine_spec(str(directory), ServeConfig())), "tiny", ServeConfig())) as client:
         wait_for(lambda: client.get("/ready").status_code == 200, 60)
         yield client
 

@@ -10,7 +10,7 @@ import typer
 
 from lockstep.cli.options import Dtype, Numerics
 from lockstep.config import load_config
-from lockstep.config.serve import ServeConfig, byte_count
+from lockstep.config.serve import ServeConfig
 from lockstep.errors import LockstepError
 
 LogLevel = Annotated[
@@ -54,19 +54,15 @@ def _run(source: str, config: ServeConfig, dtype: Dtype, numerics: Numerics, log
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     from lockstep.serve.launch import launch, share_of_cores
     from lockstep.serve.port import bind
-    from lockstep.serve.wire import EngineSpec
 
     bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
     # It imports PyTorch while this process reads the rest.
     launched = launch(share_of_cores(config.tp), config.tp) if config.replicas == 1 else None
     from lockstep.serve.api import serve as run_server
     from lockstep.serve.replicas import Replicas
+    from lockstep.serve.spec import engine_spec
 
-    spec = EngineSpec(
-        source, dtype, numerics, byte_count(config.kv_memory), config.kv_dtype, config.max_batch_tokens,
-        config.level, config.max_running, config.max_queue, config.prefix_cache, config.drafts, config.draft_model,
-        log_level, weight_cache=byte_count(config.weight_cache), shares=config.shares, tp=config.tp,
-    )  # fmt: skip
+    spec = engine_spec(source, config, dtype, numerics, log_level)
     with bound:
         engines = Replicas(spec, config.replicas, launched, config.hang_seconds)
         run_server(engines, config.model_name or source, config, bound)

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, Field
 
 from lockstep.config.section import Section
 
+BATCH_TOKENS = 128
+"""Tokens of one forward pass where nothing else is said."""
 _UNITS = {
     "": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -50,7 +52,7 @@ class ServeConfig(Section):
     kv_dtype: Literal["auto", "int8"] = "auto"
     """auto: the compute dtype. int8: half of bfloat16's memory, a scale for each head of each token; it needs
     numerics fast."""
-    max_batch_tokens: Annotated[int, Field(ge=1)] = 128
+    max_batch_tokens: Annotated[int, Field(ge=1)] = BATCH_TOKENS
     """Tokens of one forward pass: decoding sequences first, then chunks of prompts. More of them make who is decoding
     wait longer for its next token while a prompt is read."""
     level: Literal["O0", "O2"] = "O2"

@@ -37,7 +37,7 @@ class DraftModel:
     """
 
     def __init__(self, model: Model, pages: int, max_batch_tokens: int, level: Level = "O2") -> None:
-        self._runner = Runner(model, pages, rows=max_batch_tokens, level=level)
+        self._runner = Runner(model, pages, None, max_batch_tokens, level)
         self._pool = PagePool(pages)
         self._longest = model.config.max_positions
         self._max_batch_tokens = max_batch_tokens

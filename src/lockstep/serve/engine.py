@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.config.serve import BATCH_TOKENS
 from lockstep.errors import LockstepError
 from lockstep.model import Model
 from lockstep.ops import PAGE
@@ -61,7 +62,7 @@ class Engine:
         tp: int = 1,
         kv_memory: int = 2**30,
         kv_dtype: Literal["auto", "int8"] = "auto",
-        max_batch_tokens: int = 128,
+        max_batch_tokens: int = BATCH_TOKENS,
         max_running: int = 64,
         max_queue: int | None = None,
         shares: Mapping[str, float] | None = None,

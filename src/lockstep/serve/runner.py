@@ -44,13 +44,13 @@ class Runner:
         self,
         model: Model,
         pages: int,
-        dtype: torch.dtype | None = None,
-        rows: int = 128,
+        dtype: torch.dtype | None,
+        rows: int,
         level: Level = "O2",
         share: Share | None = None,
         tell: Tell | None = None,
     ) -> None:
-        """dtype: of the pages, by default the model's; int8 with `numerics: fast`. rows: the most tokens of a step.
+        """dtype: of the pages, None: the model's; int8 with `numerics: fast`. rows: the most tokens of a step.
 
         level: O2 runs a step as one compiled program, O0 operator by operator; the bits are the same. share: of one of
         several ranks. tell: how the first of them lets the others join in a pass.

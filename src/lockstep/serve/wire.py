@@ -23,28 +23,29 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineSpec(Message, frozen=True):
-    """Which engine: what `lockstep.load` and `Engine` take. weights: a directory whose weights replace the model's."""
+    """Which engine: what `lockstep.load` and `Engine` take, whose defaults are not repeated here (see `spec.py`)."""
 
     model: str
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    numerics: Literal["bitwise", "fast"] = "bitwise"
-    kv_memory: int = 2**30
-    kv_dtype: Literal["auto", "int8"] = "auto"
-    max_batch_tokens: int = 128
-    level: Literal["O0", "O2"] = "O2"
-    max_running: int = 64
-    max_queue: int | None = None
-    prefix_cache: bool = True
-    drafts: int | None = None
-    draft_model: str | None = None
-    log_level: str = "info"
+    dtype: Literal["bfloat16", "float32"]
+    numerics: Literal["bitwise", "fast"]
+    kv_memory: int
+    kv_dtype: Literal["auto", "int8"]
+    max_batch_tokens: int
+    level: Literal["O0", "O2"]
+    max_running: int
+    max_queue: int | None
+    prefix_cache: bool
+    drafts: int | None
+    draft_model: str | None
+    shares: dict[str, float]
+    """Of clients that get more, or less, than 1."""
+    tp: int
+    weight_cache: int
+    """Bytes of the disk for packed weights."""
+    log_level: str
     """debug: the engine checks its page accounts after every step."""
     weights: str | None = None
-    weight_cache: int = 0
-    """Bytes of the disk for packed weights."""
-    shares: dict[str, float] = {}
-    """Of clients that get more, or less, than 1."""
-    tp: int = 1
+    """A directory whose weights replace the model's."""
 
 
 class Submit(Message, frozen=True):
