@@ -16,11 +16,26 @@ def test_a_mix_is_drawn_by_its_seed_and_half_shares_a_prefix() -> None:
     assert min(tokens for _, tokens in work) < 10 < 20 < max(tokens for _, tokens in work)
 
 
-def test_both_ways_are_measured() -> None:
-    report = batching(tiny_model(), Mix(6, (8, 40), (2, 20), 10, 3), 2, describe(), "the command")
-    assert [row[0] for row in report.rows] == ["continuous", "static"]
-    assert len(report.data["static"]) == 2
-    for run in (*report.data["continuous"], *report.data["static"]):
-        assert run["rate"] > 0
-        assert 0 < run["share"] < 1
-    assert report.data["ratio"] > 0
+def test_every_way_is_measured_and_computes_the_rows_that_it_must() -> None:
+    """Static batching computes every prompt whole, and for every request as many tokens as the longest of its batch."""
+    mix = Mix(6, (70, 200), (2, 20), 128, 3)
+    work = mix.draw("the command", tiny_model().config.vocab_size)
+    report = batching(tiny_model(), mix, 2, describe(), "the command")
+    ways = [name for name, *_ in report.rows]
+    assert ways[:2] == ["continuous", "static"]
+    rows = {name: report.data[name][0]["rows"] for name in ways}
+    prompts = sum(len(prompt) for prompt, _ in work)
+    longest = [max(tokens for _, tokens in batch) for batch in (work[:3], work[3:])]
+    # A token that was drawn last is not computed.
+    assert rows["static"] == prompts + 3 * sum(count - 1 for count in longest)
+    assert rows["continuous"] == prompts - 2 * 128 + sum(tokens - 1 for _, tokens in work), "two found the prefix"
+    assert rows["static, but done rows leave and prefixes are shared"] == rows["continuous"]
+    for name in ways:
+        assert len(report.data[name]) == 2
+        for run in report.data[name]:
+            assert run["rate"] > 0
+            assert run["answer"] > 0
+            assert 0 < run["share"] < 1
+        assert report.data["ratio"][name] > 0
+    assert report.data["ratio"]["continuous"] == 1
+    assert min(report.data["first"].values()) > 0

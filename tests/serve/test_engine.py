@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import statistics
+import time
 
 import numpy as np
 import pytest
 import torch
 
+from lockstep.bench.batching import Mix
 from lockstep.errors import LockstepError
 from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams, runner
 from tests.serve.tiny import page_bytes, tiny_model
@@ -183,6 +186,44 @@ def test_a_shared_prefix_is_computed_once(model):
     answers = engine.generate([[*prefix, *[i + 3] * 20] for i in range(32)], SamplingParams(max_tokens=1, seed=1))
     assert [c.cached_tokens for c in answers] == [0] + [512] * 31
     assert engine.stats().computed_tokens - 532 == 31 * 20 <= 0.1 * 31 * 532
+
+
+def test_a_known_prefix_gives_the_first_token_three_times_sooner(model):
+    """512 tokens in common, one request after the other. Prefixes are shared under the same salt alone."""
+    engine = Engine(model)
+
+    def first(salt: str) -> tuple[int, float]:
+        steps, begun = engine.stats().steps, time.perf_counter()
+        engine.add_request([i % 300 + 3 for i in range(532)], SamplingParams(max_tokens=1), salt=salt)
+        while engine.has_work():
+            engine.step()
+        return engine.stats().steps - steps, time.perf_counter() - begun
+
+    first("known")
+    pairs = [(first(str(i)), first("known")) for i in range(16)]
+    assert {(new[0], known[0]) for new, known in pairs} == {(5, 1)}
+    assert statistics.median(new[1] / known[1] for new, known in pairs) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_request_mix_gives_the_bits_of_each_alone_and_of_the_training_forward():
+    """64 requests, prompts of 8 to 1,500 tokens, outputs of 4 to 256, half behind the same 512 tokens, at 1 and at 32
+    clients: `pytest -m slow tests/serve/test_engine.py`."""
+    model = tiny_model(max_positions=2048)
+    work = Mix().draw("mix", model.config.vocab_size)
+    prompts = [prompt for prompt, _ in work]
+    params = [
+        SamplingParams(max_tokens=tokens, temperature=i % 3 / 2, seed=i, logprobs=0, ignore_eos=True)
+        for i, (_, tokens) in enumerate(work)
+    ]
+    alone = Engine(model, prefix_cache=False)
+    right = [bits(alone.generate([prompt], one)[0]) for prompt, one in zip(prompts, params, strict=True)]
+    for prompt, (tokens, logprobs, *_) in zip(prompts, right, strict=True):
+        assert same_bits(logprobs, model.logprobs(prompt + tokens)[len(prompt) - 1 :])
+    for clients in (1, 32):
+        engine = Engine(model, max_running=clients, debug=True)
+        assert [bits(one) for one in engine.generate(prompts, params)] == right
 
 
 def test_abort_frees_the_pages_at_once(model):

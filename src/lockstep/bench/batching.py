@@ -1,13 +1,21 @@
-"""Continuous against static batching on one engine, and the share of a step that is not the model's."""
+"""Continuous against static batching on one engine, and the share of a step that is not the model's.
+
+Static batching is what engines did before iteration-level scheduling (Orca: Yu et al., OSDI 2022, sections 2 and 3.1):
+requests are put together into a batch in the order in which they come, the batch runs until its longest answer is
+done, rows of answers that are done already are computed all the while and thrown away, and then the next batch begins.
+Nothing is shared between prompts. In two things ours is better than those engines were: prompts are not padded to the
+longest of their batch, and they are read in chunks.
+"""
 
 from __future__ import annotations
 
 import random
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.bench.machine import Machine
 from lockstep.bench.report import Report
@@ -15,6 +23,11 @@ from lockstep.bench.turns import Spread, ratios, take_turns
 
 if TYPE_CHECKING:
     from lockstep.model import Model
+
+
+Asked = tuple[list[int], int]
+_BEHIND = 16
+"""Tokens behind the common prefix where the time to the first one is taken."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class Mix:
     shared: int = 512
     at_once: int = 32
 
-    def draw(self, seed: str, vocabulary: int) -> list[tuple[list[int], int]]:
+    def draw(self, seed: str, vocabulary: int) -> list[Asked]:
         draw = random.Random(seed)
         prefix = _tokens(draw, self.shared, vocabulary)
         drawn = []
@@ -40,41 +53,120 @@ class Mix:
         return drawn
 
 
+@dataclass(frozen=True)
+class Way:
+    """How requests become batches. whole_batches: the next `at_once` begin when the last of these is done. keeps_done:
+    until then the rows of those that are done are computed as well."""
+
+    whole_batches: bool = False
+    keeps_done: bool = False
+    prefix_cache: bool = True
+
+
+WAYS = {
+    "continuous": Way(),
+    "static": Way(whole_batches=True, keeps_done=True, prefix_cache=False),
+    "static, but done rows leave and prefixes are shared": Way(whole_batches=True),
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """One run of the mix. rate: tokens per second that were asked for. rows: tokens that went through the model. share:
+    of the time, outside the forward pass. answer: the median request's seconds until its answer is whole, all having
+    come at the beginning."""
+
+    rate: float
+    rows: int
+    share: float
+    answer: float
+
+
+@dataclass(frozen=True)
+class First:
+    """Seconds from a request to its first token: nothing of its prompt is known, or the common prefix is."""
+
+    cold: float
+    warm: float
+
+
 def batching(model: Model, mix: Mix, rounds: int, machine: Machine, command: str) -> Report:
-    """Run the mix both ways in turn, on an engine of its own each time so that no cache helps the second."""
+    """Run the mix every way in turn, on an engine of its own each time so that no cache helps the next."""
     work = mix.draw(command, model.config.vocab_size)
-    sides = {name: partial(_serve, model, work, mix, name == "static") for name in ("continuous", "static")}
+    sides = {name: partial(_serve, model, work, mix, way) for name, way in WAYS.items()}
     found = take_turns(sides, rounds, warmup=0)
-    rows = [
-        (name, *_cells([tokens for tokens, _ in runs]), *_cells([100 * share for _, share in runs]))
-        for name, runs in found.items()
-    ]
-    gain = ratios([1 / r for r, _ in found["continuous"]], [1 / r for r, _ in found["static"]])
-    note = (
-        f"{mix.requests} requests, {mix.at_once} at once, {mix.prompt[0]} to {mix.prompt[1]} tokens in and "
-        f"{mix.output[0]} to {mix.output[1]} out, half with a common prefix of {mix.shared}. Static: the next "
-        f"{mix.at_once} begin when the last of these is done. Continuous is {gain.median:.2f}x static "
-        f"({gain.low:.2f} to {gain.high:.2f})."
+    ours = found["continuous"]
+    rows, gains = [], {}
+    for name, runs in found.items():
+        gains[name] = gain = ratios([1 / run.rate for run in ours], [1 / run.rate for run in runs])
+        times = "" if runs is ours else f"{gain.median:.2f}x ({gain.low:.2f} to {gain.high:.2f})"
+        shares = _cell([100 * run.share for run in runs])
+        rows.append((name, _cell([run.rate for run in runs]), times, f"{runs[0].rows:,}",
+                     _cell([run.answer for run in runs]), shares))  # fmt: skip
+    columns = ("batching", "output tokens/s", "continuous is", "rows computed", "median answer, s",
+               "scheduler and sampling, % of a step")  # fmt: skip
+    first = _first_tokens(model, mix, rounds)
+    data: dict[str, Any] = {name: [vars(run) for run in runs] for name, runs in found.items()}
+    data |= {"ratio": {name: gain.median for name, gain in gains.items()}, "first": vars(first)}
+    notes = _notes(mix, work, found, first)
+    return Report("batching", "Continuous batching", command, machine, columns, tuple(rows), notes, data)
+
+
+def _notes(mix: Mix, work: Sequence[Asked], found: Mapping[str, list[Served]], first: First) -> tuple[str, ...]:
+    asked = sum(len(prompt) for prompt, _ in work), sum(tokens for _, tokens in work)
+    continuous, static = found["continuous"][0].rows, found["static"][0].rows
+    return (
+        f"{mix.requests} requests, {mix.at_once} at once, {mix.prompt[0]} to {mix.prompt[1]} tokens in ({asked[0]:,} "
+        f"together), {mix.output[0]} to {mix.output[1]} out ({asked[1]:,}), half with a common prefix of {mix.shared}.",
+        "Static: batches in the order in which requests come; each runs until its longest answer is done, rows of "
+        "answers that are done are computed until then (Orca, OSDI 2022, section 3.1), prompts share nothing. Prompts "
+        "are not padded. The last line has neither: of static batching, only when a request may begin is left.",
+        f"Static computes {static / continuous:.2f} times the rows. Where a step's time goes with its rows, as on a "
+        "processor without matrix instructions, that is about what there is to gain; rows that leave make room for "
+        "others only where a step of few rows costs as much as one of many.",
+        f"The first token of a prompt of {mix.shared + _BEHIND} tokens comes after {first.cold:.3g} s, after "
+        f"{first.warm:.3g} s where its first {mix.shared} are known: {first.cold / first.warm:.1f} times sooner.",
     )
-    columns = ("batching", "output tokens/s", "scheduler and sampling, % of a step")
-    data = {name: [{"rate": r, "share": s} for r, s in runs] for name, runs in found.items()} | {"ratio": gain.median}
-    return Report("batching", "Continuous batching", command, machine, columns, tuple(rows), (note,), data)
 
 
-def _serve(model: Model, work: Sequence[tuple[list[int], int]], mix: Mix, static: bool) -> tuple[float, float]:
-    """(output tokens per second, the share of the time outside the forward pass)."""
+def _first_tokens(model: Model, mix: Mix, rounds: int) -> First:
+    """One client at a time, so that nothing waits. Prefixes are shared under the same salt alone."""
     from lockstep.serve import Engine, SamplingParams
 
-    engine = Engine(model, max_running=mix.at_once)
-    inside = _clock(engine)
-    began = time.perf_counter()
-    for at in range(0, len(work), mix.at_once if static else len(work)):
-        for prompt, tokens in work[at : at + mix.at_once] if static else work:
-            engine.add_request(prompt, SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
+    draw, vocabulary = random.Random("first"), model.config.vocab_size
+    engine, prefix = Engine(model), _tokens(draw, mix.shared, vocabulary)
+
+    def first(salt: str) -> float:
+        prompt = [*prefix, *_tokens(draw, _BEHIND, vocabulary)]
+        began = time.perf_counter()
+        engine.add_request(prompt, SamplingParams(max_tokens=1), salt=salt)
         while engine.has_work():
             engine.step()
+        return time.perf_counter() - began
+
+    first("known")
+    cold, warm = zip(*((first(f"new {i}"), first("known")) for i in range(max(3, rounds))), strict=True)
+    return First(statistics.median(cold), statistics.median(warm))
+
+
+def _serve(model: Model, work: Sequence[Asked], mix: Mix, way: Way) -> Served:
+    from lockstep.serve import Engine, SamplingParams
+
+    engine = Engine(model, max_running=mix.at_once, prefix_cache=way.prefix_cache)
+    inside, answers = _clock(engine), list[float]()
+    began = time.perf_counter()
+    size = mix.at_once if way.whole_batches else len(work)
+    for batch in (work[at : at + size] for at in range(0, len(work), size)):
+        longest = max(tokens for _, tokens in batch)
+        for prompt, tokens in batch:
+            wanted = longest if way.keeps_done else tokens
+            engine.add_request(prompt, SamplingParams(max_tokens=wanted, temperature=0.0, ignore_eos=True))
+        while engine.has_work():
+            ended = sum(output.finish_reason is not None for output in engine.step())
+            answers += [time.perf_counter() - began] * ended
     seconds = time.perf_counter() - began
-    return sum(tokens for _, tokens in work) / seconds, 1 - inside[0] / seconds
+    rate = sum(tokens for _, tokens in work) / seconds
+    return Served(rate, engine.stats().computed_tokens, 1 - inside[0] / seconds, statistics.median(answers))
 
 
 def _clock(engine: object) -> list[float]:
@@ -93,9 +185,9 @@ def _clock(engine: object) -> list[float]:
     return total
 
 
-def _cells(values: list[float]) -> tuple[str]:
+def _cell(values: list[float]) -> str:
     spread = Spread.of(values)
-    return (f"{spread.median:.1f} ({spread.low:.1f} to {spread.high:.1f})",)
+    return f"{spread.median:.1f} ({spread.low:.1f} to {spread.high:.1f})"
 
 
 def _tokens(draw: random.Random, count: int, vocabulary: int) -> list[int]:
