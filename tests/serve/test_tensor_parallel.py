@@ -17,15 +17,20 @@ from hypothesis import strategies as st
 from lockstep.compile import ServingProgram
 from lockstep.config import ModelConfig
 from lockstep.errors import LockstepError
-from lockstep.model import Model, load
+from lockstep.model import Model, PackedCache, load
 from lockstep.model.lora import add_lora, save_adapter
+from lockstep.model.weights.packed import entries
+from lockstep.ops import Packed
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.mesh import MeshShape
 from lockstep.serve import Engine, SamplingParams, embed
 from lockstep.serve.bits.proof import engine_degrees, prove_engine
 from lockstep.serve.state import RanksLost
 from lockstep.serve.tp import open_model
-from lockstep.serve.tp.fit import fitted
+from lockstep.serve.tp.fit import fitted, partition
+from tests.ranks_as_threads import on_threads
+from tests.serve.running import wait_for
 from tests.serve.test_engine import EXPERTS, LATENTS, bits, changed_weights, mixed_requests, same_bits
-from tests.serve.test_server_life import wait_for
 from tests.serve.tiny import page_bytes, tiny_model
 
 CUT = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 16, "qk_norm": True, "canonical_tp": 4}
@@ -56,12 +61,50 @@ def alone(model: Model) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def pair(model: Model, directory: Path) -> Iterator[Engine]:
-    """Two processes, each of which has read its own slices, and runs its passes as one program."""
-    served = engine(model, open_model(str(directory), 2))
+def pair(model: Model, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Two processes, each of which has its own slices from the cache of packed weights, and runs its passes as one
+    program."""
+    packed = PackedCache(print, directory=tmp_path_factory.mktemp("kept"), small=0)
+    slices_logits(directory, packed)
+    made = {path: path.stat() for path in packed.directory.iterdir()}
+    served = engine(model, open_model(str(directory), 2, packed=packed))
+    for path, before in made.items():
+        now = path.stat()
+        assert now.st_ino == before.st_ino, "it was packed again"
+        assert now.st_mtime_ns > before.st_mtime_ns, "it was not used"
     assert isinstance(served._runner._forward, ServingProgram)
     yield served
     served.close()
+
+
+def slices_logits(directory: Path, packed: PackedCache | None) -> torch.Tensor:
+    """Of a short prompt, by two ranks as threads that hold their slices."""
+
+    def work(mesh: Mesh) -> torch.Tensor:
+        held = load(directory, packed=packed, part=lambda config: partition(config, mesh, "bitwise"))
+        with torch.inference_mode():
+            hidden = held.decoder(held.ops, torch.arange(3, 12), Packed.of([9]), dtype=held.dtype)
+            return held.decoder.head(held.ops, hidden)
+
+    return on_threads(MeshShape(tp=2), work)[0]
+
+
+def test_slices_are_packed_once_and_have_the_bytes_of_the_whole(model, directory, tmp_path, monkeypatch):
+    notes: list[str] = []
+    packed = PackedCache(notes.append, directory=tmp_path / "kept", small=0)
+    right = model.logits(list(range(3, 12)))
+    for found in (slices_logits(directory, None), slices_logits(directory, packed)):
+        assert torch.equal(found.view(torch.int32), right.view(torch.int32))
+    kept = [name for _, name, _ in entries(packed.directory)]
+    assert sorted(kept) == [f"{directory} rank {rank} of 2" for rank in range(2)]
+
+    def no_packing(*_: object, **__: object) -> None:
+        raise AssertionError("a weight was packed")
+
+    monkeypatch.setattr(torch.ops.lockstep.pack_columns, "out", no_packing)
+    again = slices_logits(directory, packed)
+    assert torch.equal(again.view(torch.int32), right.view(torch.int32))
+    assert notes == []
 
 
 def test_a_mix_gives_the_bytes_of_one_process_and_of_the_training_forward(model, alone, pair):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,9 +14,9 @@ from torch import Tensor
 from lockstep.model.model import Model
 from lockstep.ops import Packed, Paged, operators
 from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.head import shared_head
 from lockstep.parallel.mesh import MeshShape
 from lockstep.serve.tp.fit import partition
-from lockstep.serve.tp.head import SharedHead
 from lockstep.serve.tp.orders import Lead, follow, receive_weights
 from tests.ranks_as_threads import on_threads
 from tests.serve.tiny import tiny_model
@@ -89,13 +92,15 @@ def test_logits_by_parts_of_the_vocabulary_are_the_heads_bytes(softcap, numerics
     hidden = torch.randn(37, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
 
     def work(mesh: Mesh) -> list[Tensor]:
-        head = SharedHead(model, mesh["tp"])
-        head.prepare()
+        cut = {"vocabulary": shared_head(model.ops, mesh["tp"], 101)}
+        ops, own = replace(model.ops, cut=cut), copy.deepcopy(decoder)
         with torch.inference_mode():
-            return [head(hidden[:rows]) for rows in (1, 37)]
+            plain = own.head(ops, hidden[:37])
+            own.prepare(ops, torch.bfloat16)
+            return [plain, *(own.head(ops, hidden[:rows]) for rows in (1, 37))]
 
     with torch.no_grad():
-        expected = [decoder.head(model.ops, hidden[:rows]) for rows in (1, 37)]
+        expected = [decoder.head(model.ops, hidden[:rows]) for rows in (37, 1, 37)]
     for found, right in zip(on_threads(MeshShape(tp=4), work)[0], expected, strict=True):
         if numerics == "bitwise":
             assert torch.equal(found.view(torch.int32), right.view(torch.int32))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config.model import ModelConfig
-from lockstep.model.linear import Linear, WeightCache, unset
+from lockstep.model.linear import Linear, WeightCache, pack_weight, unset
 from lockstep.model.mla import LatentAttention
 from lockstep.model.mlp import MLP
 from lockstep.model.moe import Experts, MoE, Routed, Router
@@ -47,7 +47,7 @@ class Decoder(nn.Module):
         self.norm = Norm(config, config.hidden_size)
         self.output = None if config.tie_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._tables = tables(config)
-        self._head_cache = WeightCache()
+        self._head_cache = WeightCache(lambda ops, weight, dtype: pack_weight(ops, weight, dtype, "vocabulary"))
         for name, module in self.named_modules():
             if isinstance(module, Linear):
                 module.split = split_of(name)
@@ -100,7 +100,8 @@ class Decoder(nn.Module):
     def head(self, ops: Operators, hidden: Tensor) -> Tensor:
         """hidden [T, D] -> logits float32 [T, V]."""
         weight = self._head_cache.get(self.head_weight, ops, hidden.dtype)
-        logits = ops.linear(hidden, weight, None, out_dtype=torch.float32)
+        linear = ops.cut["vocabulary"].linear if "vocabulary" in ops.cut else ops.linear
+        logits = linear(hidden, weight, None, out_dtype=torch.float32)
         return ops.softcap(logits, self.logit_softcap) if self.logit_softcap else logits
 
     @property
@@ -120,16 +121,12 @@ class Decoder(nn.Module):
         first = full.rows(count, batch.positions.device)
         return first, first if sliding is full else sliding.rows(count, batch.positions.device)
 
-    def prepare(self, ops: Operators, dtype: torch.dtype, head: bool = True) -> None:
-        """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs.
-
-        head: the output projection's, too.
-        """
+    def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
+        """Pack every linear weight for inference in dtype, where not done yet. Training never reads the packs."""
         for module in self.modules():
             if isinstance(module, Linear | Router | Experts) and module is not self.output:
                 module.prepare(ops, dtype)
-        if head:
-            self._head_cache.fill(self.head_weight, ops, dtype)
+        self._head_cache.fill(self.head_weight, ops, dtype)
 
     def packed_names(self) -> list[str]:
         """The parameters that a prepared decoder reads in their packed form alone."""

@@ -57,6 +57,12 @@ class WeightCache:
         self._entry = None
 
 
+def pack_weight(ops: Operators, weight: Tensor, dtype: torch.dtype, split: Split | None) -> Any:
+    """A weight laid out for inference, or what this device holds of it where the operators cut it so."""
+    cut = None if split is None else ops.cut.get(split)
+    return (ops.pack if cut is None else cut.pack)(weight, dtype)
+
+
 def unset(*shape: int) -> nn.Parameter:
     """A parameter without memory (on the meta device): `random_decoder` draws its values or `fill` loads them."""
     return nn.Parameter(torch.empty(shape, device="meta"))
@@ -84,8 +90,7 @@ class Linear(nn.Module):
         self.cache.fill(self.weight, ops, dtype)
 
     def _pack(self, ops: Operators, weight: Tensor, dtype: torch.dtype) -> Any:
-        cut = None if self.split is None else ops.cut.get(self.split)
-        return (ops.pack if cut is None else cut.pack)(weight, dtype)
+        return pack_weight(ops, weight, dtype, self.split)
 
 
 class LoraPair(nn.Module):

@@ -50,7 +50,7 @@ def load(
     dtype: compute dtype, "bfloat16" or "float32"; weights are kept in it. Weights that have it already are not
     copied: they stay views of the mapped file. numerics: "bitwise" (the contract's kernels) or "fast". packed: for a
     model that is to be served: its weights are packed, or taken from this cache (with numerics bitwise). part: load
-    only what one of several processes holds of it; what that packs is not cached.
+    only what one of several processes holds of it.
     The tokenizer is read when it is first asked for. Raises LockstepError for a missing path, an unknown family,
     or weights that do not fit their configuration.
     """
@@ -74,7 +74,7 @@ def load(
         check_widths(source.config)
     else:
         packed = None  # plain PyTorch packs nothing
-    return _filled(source, path, compute, ops, packed) if own is None else _sliced(source, path, compute, ops, own)
+    return _filled(source, path, compute, ops, packed, own)
 
 
 def resolve(path_or_alias: str | Path) -> Path:
@@ -145,30 +145,30 @@ def _directory(directory: Path) -> _Source:
     return _Source(config, tensors, lambda ours: hf_names(ours, family), tokenizer if has_tokenizer else None, files)
 
 
-def _filled(source: _Source, path: Path, dtype: torch.dtype, ops: Operators, packed: PackedCache | None) -> Model:
-    """The model with its weights; prepared for inference where there is a cache of packed weights."""
-    decoder, segments = Decoder(source.config), source.config.canonical_tp
+def _filled(
+    source: _Source, path: Path, dtype: torch.dtype, ops: Operators, packed: PackedCache | None, part: Part | None
+) -> Model:
+    """The model, or a part of it, with its weights; prepared for inference where there is a cache of packed ones."""
+    decoder, place = Decoder(source.config if part is None else part.local), "" if part is None else part.place
     names = source.names([name for name, _ in decoder.named_parameters()])
-    kept = None if packed is None else packed.load(path, source.files, dtype)
+    kept = None if packed is None else packed.load(path, source.files, dtype, place)
     tensors = source.tensors if kept is None else kept.over(source.tensors, names)
-    made = fill(decoder, tensors, names, dtype, str(path))
+    made = fill(decoder, tensors, names, dtype, str(path), part)
     if kept is not None:
-        decoder.prepare(cut_operators(kept.operators(ops), segments, segments, alone), dtype)
+        decoder.prepare(_cut(kept.operators(ops), source.config, part), dtype)
     elif packed is not None:
         packs: list[PackedWeight] = []
-        decoder.prepare(cut_operators(recorded(ops, packs), segments, segments, alone), dtype)
+        decoder.prepare(_cut(recorded(ops, packs), source.config, part), dtype)
         known = {name: value for name, value in decoder.named_parameters() if name in made}
         spare = {name: known.pop(name) for name in decoder.packed_names() if name in known}
-        packed.store(path, source.files, dtype, packs, known, spare)
-    return Model(decoder.eval(), source.tokenizer, cut_operators(ops, segments, segments, alone), dtype)
+        packed.store(path, source.files, dtype, packs, known, spare, place)
+    return Model(decoder.eval(), source.tokenizer, _cut(ops, source.config, part), dtype)
 
 
-def _sliced(source: _Source, path: Path, dtype: torch.dtype, ops: Operators, part: Part) -> Model:
-    """A part of the model, with its slices."""
-    decoder = Decoder(part.local)
-    names = source.names([name for name, _ in decoder.named_parameters()])
-    fill(decoder, source.tensors, names, dtype, str(path), part)
-    return Model(decoder.eval(), source.tokenizer, part.operators(ops), dtype)
+def _cut(ops: Operators, config: ModelConfig, part: Part | None) -> Operators:
+    """The operators of one device that holds the whole model, or of the part's."""
+    segments = config.canonical_tp
+    return cut_operators(ops, segments, segments, alone) if part is None else part.operators(ops)
 
 
 def adapter_base(directory: Path) -> Path:

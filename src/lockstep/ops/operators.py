@@ -23,7 +23,7 @@ from lockstep.ops.norm import rms_norm
 from lockstep.ops.rope import rope
 
 Numerics = Literal["bitwise", "fast"]
-Split = Literal["columns", "rows"]
+Split = Literal["columns", "rows", "vocabulary"]
 
 
 @dataclass(frozen=True)

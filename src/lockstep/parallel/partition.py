@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from lockstep.ops import Operators
 from lockstep.ops.contexts import on_contexts
 from lockstep.ops.cut_linear import cut_operators
 from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.head import shared_head
 from lockstep.parallel.nodes import adding
 from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Table
@@ -28,7 +30,8 @@ class Partition:
     ``local`` is the configuration of the rank's decoder: that of the whole model with its share of heads and of the
     MLP's width. names: of the whole model's parameters that train, in order; by default all.
     sequence_parallel: the rows of activations between cut products are shared out among the tensor-parallel ranks.
-    shard_weights: the data-parallel ranks share out the weights that train (``store``).
+    shard_weights: the data-parallel ranks share out the weights that train (``store``). shared_head: the
+    tensor-parallel ranks share out the rows of the output projection, and the first gets the logits (serving).
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Partition:
         names: list[str] | None = None,
         sequence_parallel: bool = False,
         shard_weights: bool = False,
+        shared_head: bool = False,
     ) -> None:
         self.config, self.mesh, self.table, self.stages = config, mesh, table, stages
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
@@ -50,6 +54,7 @@ class Partition:
             self.rows = RankRows(self.contexts)
         elif sequence_parallel and mesh.shape.tp > 1:
             self.rows = RankRows(mesh["tp"])
+        self._shared_head = shared_head and mesh.shape.tp > 1
         self.names = names or [name for name, p in Decoder(config).named_parameters() if p.requires_grad]
         self.store = WeightStore(self.shards(by_unit=True)) if shard_weights and mesh["dp"].size > 1 else None
 
@@ -70,9 +75,19 @@ class Partition:
         add = adding("tp") if captured and axis.size > 1 else axis.add
         over = "over tp" if axis.size > 1 else ""
         if self.contexts is None:
-            return cut_operators(ops, segments, segments // axis.size, add, over, self.rows)
+            found = cut_operators(ops, segments, segments // axis.size, add, over, self.rows)
+            if not self._shared_head:
+                return found
+            head = shared_head(ops, axis, self.config.vocab_size)
+            return replace(found, cut={**found.cut, "vocabulary": head})
         assert self.rows is not None
         return cut_operators(on_contexts(ops, self.rows), segments, segments // axis.size, add, over)
+
+    @property
+    def place(self) -> str:
+        """Which of the tensor-parallel slices this rank holds, in words; "" where there is one."""
+        axis = self.mesh["tp"]
+        return "" if axis.size == 1 else f"rank {axis.index} of {axis.size}"
 
     def shards(self, by_unit: bool, parameters: Mapping[str, Tensor] | None = None) -> Shards:
         """How the data-parallel ranks share out the parameters that this rank updates, by default the decoder's."""

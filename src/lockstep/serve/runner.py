@@ -62,9 +62,7 @@ class Runner:
 
     def prepare(self) -> None:
         """Pack the weights, where they are not packed yet."""
-        self.model.decoder.prepare(self.model.ops, self.model.dtype, head=self._share is None)
-        if self._share is not None:
-            self._share.head.prepare()
+        self.model.decoder.prepare(self.model.ops, self.model.dtype)
 
     def run(self, step: Step, rows: list[int]) -> Tensor:
         """Write the step's keys and values; logits float32 [len(rows), V] of these rows of the packed step."""
@@ -93,7 +91,7 @@ class Runner:
         if not len(rows):
             return hidden, torch.empty(0, model.config.vocab_size)
         picked = hidden if len(rows) == len(tokens) else hidden[rows]
-        return hidden, model.decoder.head(model.ops, picked) if self._share is None else self._share.head(picked)
+        return hidden, model.decoder.head(model.ops, picked)
 
     def _eager(self, tokens: Tensor, batch: Paged) -> Tensor:
         model = self.model

@@ -21,11 +21,13 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file: its shape, and how to read it. view: that gives a view of the mapped file, made at once."""
+    """A tensor in a file: its shape, and how to read it. view: that gives a view of the mapped file, made at once.
+    taken: what is read is not the whole tensor, but already the part's slice."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
     view: bool = False
+    taken: bool = False
 
 
 class Part(Protocol):
@@ -33,6 +35,10 @@ class Part(Protocol):
 
     config: ModelConfig
     local: ModelConfig
+
+    @property
+    def place(self) -> str:
+        """Which part it is of how many, in words; another for each."""
 
     def take(self, name: str, whole: Tensor) -> Tensor:
         """Its slice of a parameter of the whole model: a view."""
@@ -78,7 +84,7 @@ def fill(
 
 def _taken(stored: Stored, tensor: Tensor, name: str, part: Part | None) -> Tensor:
     """The part's slice; copied where a view would keep memory of the whole tensor."""
-    if part is None:
+    if part is None or stored.taken:
         return tensor
     own = part.take(name, tensor)
     return own if stored.view or own.shape == tensor.shape else own.clone()

@@ -55,8 +55,8 @@ class PackedModel:
     parameters: Mapping[str, Tensor]
 
     def over(self, found: Mapping[str, Stored], names: Mapping[str, str]) -> dict[str, Stored]:
-        """The model file's tensors, with ours in place of those that would have to be converted."""
-        ours = {names[name]: _stored(tensor) for name, tensor in self.parameters.items()}
+        """The model file's tensors, with ours in place of those that would have to be converted, or cut."""
+        ours = {names[name]: _stored(found[names[name]], tensor) for name, tensor in self.parameters.items()}
         return {**found, **ours}
 
     def operators(self, ops: Operators) -> Operators:
@@ -80,12 +80,13 @@ class PackedCache:
     """
 
     def __init__(self, note: Note, limit: int = 16 * 2**30, directory: Path | None = None, small: int = _SMALL) -> None:
-        self.directory = directory or packed_dir()
-        self._note, self._limit, self._small = note, limit, small
+        self.directory, self.limit, self.small = directory or packed_dir(), limit, small
+        self._note = note
 
-    def load(self, source: Path, files: Sequence[Path], dtype: torch.dtype) -> PackedModel | None:
-        """What is kept of the model at `source`, whose weights and configuration are `files`, in this dtype."""
-        path = self._path(source, dtype)
+    def load(self, source: Path, files: Sequence[Path], dtype: torch.dtype, place: str = "") -> PackedModel | None:
+        """What is kept of the model at `source`, whose weights and configuration are `files`, in this dtype. place: of
+        the part of it that one of several processes holds (`Part.place`)."""
+        path = self._path(source, dtype, place)
         try:
             found = _read(path, _maker(source, files, dtype))
             os.utime(path)
@@ -100,34 +101,36 @@ class PackedCache:
 
     def store(
         self, source: Path, files: Sequence[Path], dtype: torch.dtype, packs: Sequence[PackedWeight],
-        read: Mapping[str, Tensor], spare: Mapping[str, Tensor],
+        read: Mapping[str, Tensor], spare: Mapping[str, Tensor], place: str = "",
     ) -> None:  # fmt: skip
         """Keep packed weights and the parameters that are not views of a file: those that a forward pass reads, and
         those that it does not. A disk that refuses costs a line, not the start."""
         tensors = [_Tensor("", pack.panels, pack.n) for pack in packs]
         tensors += [_Tensor(name, tensor.detach(), 0) for name, tensor in [*read.items(), *spare.items()]]
         size = sum(_padded(t.tensor.nbytes) for t in tensors)
-        if size < self._small:
+        path = self._path(source, dtype, place)
+        if size < self.small:
             return None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            if size > self._limit or size + _SPARE > shutil.disk_usage(self.directory).free:
-                room = "on the disk" if size <= self._limit else f"within the cache's {self._limit / 1e9:.3g} GB"
+            if size > self.limit or size + _SPARE > shutil.disk_usage(self.directory).free:
+                room = "on the disk" if size <= self.limit else f"within the cache's {self.limit / 1e9:.3g} GB"
                 return self._note(f"the packed weights ({size / 1e9:.3g} GB) are not kept: there is no room {room}")
-            self._make_room(self._limit - size, self._path(source, dtype))
+            self._make_room(self.limit - size, path)
+            about = {"made_by": _maker(source, files, dtype), "model": f"{source} {place}".rstrip()}
             handle, name = tempfile.mkstemp(prefix="new-", dir=self.directory)
             try:
                 checked = sum(_padded(t.tensor.nbytes) for t in tensors[: len(packs) + len(read)])
-                _write(handle, tensors, checked, {"made_by": _maker(source, files, dtype), "model": str(source)})
-                os.replace(name, self._path(source, dtype))
+                _write(handle, tensors, checked, about)
+                os.replace(name, path)
             except BaseException:
                 os.unlink(name)
                 raise
         except OSError as error:
             self._note(f"the packed weights are not kept in {self.directory}: {error.strerror or error}")
 
-    def _path(self, source: Path, dtype: torch.dtype) -> Path:
-        name = "\0".join([str(source.resolve()), str(dtype), device_class()])
+    def _path(self, source: Path, dtype: torch.dtype, place: str) -> Path:
+        name = "\0".join([str(source.resolve()), str(dtype), device_class(), place])
         return self.directory / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.packed"
 
     def _make_room(self, limit: int, new: Path) -> None:
@@ -262,5 +265,5 @@ def _sum(data: bytes | mmap.mmap, start: int, count: int) -> str:
     return hashlib.sha256(words.sum(axis=1, dtype=np.uint64).tobytes()).hexdigest()
 
 
-def _stored(tensor: Tensor) -> Stored:
-    return Stored(tuple(tensor.shape), lambda: tensor, view=True)
+def _stored(whole: Stored, tensor: Tensor) -> Stored:
+    return Stored(whole.shape, lambda: tensor, view=True, taken=True)

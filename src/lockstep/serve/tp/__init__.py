@@ -1,8 +1,7 @@
 """One served model on several processes (tensor parallel): the same bytes as on one (contract C4).
 
 fit: which models can be cut. orders: what the first rank tells the others, over their mesh. group: the first rank's
-side. head: the output projection by parts of the vocabulary. rank: the other ranks' process. processes: what starts
-and watches those. messages: how they are set up.
+side. rank: the other ranks' process. processes: what starts and watches those. messages: how they are set up.
 
 The engine (scheduler, cache, sampler) is in the first rank alone. Every pass is told to the others, which hold pages
 with the same numbers for the heads that are theirs, and join in its sums.
@@ -39,4 +38,4 @@ def open_model(
         return load(path, dtype=dtype, numerics=numerics, packed=packed)
     from lockstep.serve.tp.group import Group
 
-    return Group.load(path, tp, dtype, numerics, ranks)
+    return Group.load(path, tp, dtype, numerics, ranks, packed)

@@ -42,4 +42,4 @@ def partition(config: ModelConfig, mesh: Mesh, numerics: Numerics) -> Partition:
     """What this rank of the mesh holds: its slices of every layer. Raises what `fitted` raises."""
     config = fitted(config, mesh.shape.tp, numerics)
     table = schedule("1f1b", 1, 1)
-    return Partition(config, mesh, table, stages_of(config.num_layers, table, config.tie_embeddings))
+    return Partition(config, mesh, table, stages_of(config.num_layers, table, config.tie_embeddings), shared_head=True)

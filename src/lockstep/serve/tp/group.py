@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
-from lockstep.model import Decoder, Model, load
+from lockstep.model import Decoder, Model, PackedCache, load
 from lockstep.model.lora import has_lora
 from lockstep.ops import Numerics, Packed, Paged, operators
 from lockstep.parallel.collectives import Mesh
@@ -41,10 +41,14 @@ class Group:
         self._lead = Lead(part.mesh["tp"])
 
     @staticmethod
-    def load(path: str, tp: int, dtype: str, numerics: Numerics, ranks: Sequence[Launched] = ()) -> Group:
-        """Of a model on disk: every rank reads its own slices from the mapped files."""
+    def load(
+        path: str, tp: int, dtype: str, numerics: Numerics, ranks: Sequence[Launched] = (),
+        packed: PackedCache | None = None,
+    ) -> Group:  # fmt: skip
+        """Of a model on disk: every rank reads its own slices from the mapped files, or from the cache."""
+        kept = None if packed is None else (str(packed.directory), packed.limit, packed.small)
         with _starting(tp, ranks) as processes:
-            processes.tell(Join(0, tp, str(processes.meeting), path, None, {}, dtype, numerics))
+            processes.tell(Join(0, tp, str(processes.meeting), path, None, {}, dtype, numerics, kept))
             mesh = _meet(processes, tp)
             parts: list[Partition] = []
 
@@ -52,7 +56,7 @@ class Group:
                 parts.append(partition(config, mesh, numerics))
                 return parts[-1]
 
-            model = load(path, dtype=dtype, numerics=numerics, part=cut)
+            model = load(path, dtype=dtype, numerics=numerics, packed=packed, part=cut)
             processes.hear()
             processes.have_met()
             return Group(processes, parts[0], model)

@@ -27,6 +27,8 @@ class Join(Message, frozen=True):
     dtypes: dict[str, str]
     dtype: str
     numerics: Literal["bitwise", "fast"]
+    packed: tuple[str, int, int] | None = None
+    """Of the cache of packed weights: directory, limit, small."""
 
 
 class Done(Message, frozen=True):

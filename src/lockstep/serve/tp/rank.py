@@ -88,7 +88,7 @@ def _model(join: Join, mesh: Mesh) -> tuple[Model, Partition]:
     import torch
 
     from lockstep.config.model import ModelConfig
-    from lockstep.model import Decoder, Model, load
+    from lockstep.model import Decoder, Model, PackedCache, load
     from lockstep.ops import operators
     from lockstep.serve.tp.fit import partition
     from lockstep.serve.tp.orders import follow, receive_weights
@@ -101,7 +101,11 @@ def _model(join: Join, mesh: Mesh) -> tuple[Model, Partition]:
             parts.append(partition(config, mesh, join.numerics))
             return parts[-1]
 
-        return load(join.model, join.dtype, numerics=join.numerics, part=cut), parts[0]
+        packed = None
+        if join.packed is not None:
+            directory, limit, small = join.packed
+            packed = PackedCache(log.info, limit, Path(directory), small)
+        return load(join.model, join.dtype, numerics=join.numerics, packed=packed, part=cut), parts[0]
     part = partition(ModelConfig(**join.config or {}), mesh, join.numerics)
     decoder = Decoder(part.local)
     shapes = {

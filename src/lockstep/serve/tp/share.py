@@ -1,4 +1,4 @@
-"""What a rank computes with besides its part of the model: its part of the head, and sums that a program can call."""
+"""What a rank computes with besides its part of the model: sums that a program can call."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from lockstep.model import Model
 from lockstep.ops import Operators, operators
 from lockstep.parallel.nodes import Group
 from lockstep.parallel.partition import Partition
-from lockstep.serve.tp.head import SharedHead
 
 
 @dataclass(frozen=True)
 class Share:
-    """head: the logits. captured: the operators, for a graph. groups: who adds, for a program made of such graphs."""
+    """captured: the operators, for a graph. groups: who adds, for a program made of such graphs."""
 
-    head: SharedHead
     captured: Operators
     groups: Mapping[str, Group]
 
 
 def share_of(model: Model, part: Partition) -> Share:
     """A rank's share. model: what it holds."""
-    axis = part.mesh["tp"]
     captured = part.operators(operators(model.ops.numerics), captured=True)
-    return Share(SharedHead(model, axis), captured, {"tp": Group(axis)})
+    return Share(captured, {"tp": Group(part.mesh["tp"])})
