@@ -70,7 +70,7 @@ def trained(
     )
     owned, objectives = {n: parameters[n] for n in part.owned(part.names)}, []
     shards = Shards(owned, {n: part.local_cut(n) for n in owned}, mesh["dp"])
-    sums = Reduction(owned, shards, count)
+    sums = Reduction(owned, shards, count, size=10_000)
 
     def finish(m: int, hidden: Tensor) -> Tensor:
         tokens, weights = batch(mine[m])[0], torch.full((23,), 1 / 69)

@@ -49,7 +49,7 @@ def test_a_plan_is_what_predict_says(plans):
         {"pp": 4, "schedule": "zb-h1"},
         {"schedule": "interleaved", "chunks": 2, "pp": 8},
         {"recompute": "full", "fsdp": 3, "pp": 1},
-        {"micro_batch": "2", "cp": 2},
+        {"micro_batch": "2", "cp": 2, "bucket_mb": 7},
         {"dp": 8},
     ],
 )

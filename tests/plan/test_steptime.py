@@ -90,8 +90,18 @@ def test_tensor_parallel_costs_communication_and_leaving_the_node_more():
 
 
 def test_overlap_hides_the_reduction():
-    hidden, shown = times(Layout(dp=64), Layout(dp=64, overlap=False)).exposed_dp
+    hidden, shown = times(Layout(dp=64, bucket_mb=100), Layout(dp=64, overlap=False)).exposed_dp
     assert hidden < 0.2 * shown
+
+
+def test_the_last_bucket_hides_behind_nothing_and_every_bucket_costs_its_latency():
+    """One bucket hides nothing; many leave little when the backward ends, but far away each waits for its message."""
+    plain, one, many = times(Layout(dp=64, overlap=False), Layout(dp=64, bucket_mb=1 << 20), Layout(dp=64, bucket_mb=100)).exposed_dp
+    assert one == plain
+    assert many < 0.1 * one
+    far = CLUSTER.with_level("network", latency_us=20_000)
+    small, large = times(Layout(dp=64, bucket_mb=1), Layout(dp=64, bucket_mb=400), cluster=far).exposed_dp
+    assert large < 0.1 * small
 
 
 def test_sharded_weights_cost_gathers():

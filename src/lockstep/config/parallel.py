@@ -34,6 +34,9 @@ class ParallelConfig(Section):
     """What is sharded over dp (ZeRO): 0 nothing, 1 the optimizer's moments, 2 gradients too, each layer's exchanged
     after every micro-batch, 3 weights too, each layer's gathered for its forward and again for its backward. 2 and 3
     need a number of micro-batches that dp divides."""
+    bucket_mb: int = Field(default=25, ge=1)
+    """Gradients that travel over dp as one message while the backward pass goes on, in units of 2^20 bytes: fewer
+    messages against less that is left when it ends. For `fsdp` 0 and 1; 2 and 3 exchange layer by layer."""
     schedule: str = "1f1b"
     """The pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min or
     dualpipe-v; or a file (.yaml, .json) that holds a table, such as one that `lockstep.plan.search_schedule` made."""

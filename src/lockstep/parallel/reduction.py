@@ -20,9 +20,6 @@ from lockstep.parallel.shards import Cut, Run, Shards, joined
 from lockstep.parallel.transport import Pending
 from lockstep.parallel.tree import NodeTree, nodes_of, spread
 
-BUCKET_BYTES = 25 << 20
-"""Of gradients that go as one message to each owner."""
-
 
 class Reduction:
     """The sum of a step's gradients over micro-batches and replicas, bucket by bucket.
@@ -32,7 +29,7 @@ class Reduction:
     one order, and a bucket is on its way while the backward pass goes on.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int = BUCKET_BYTES) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int) -> None:
         """tensors: of the gradients' names and shapes. leaves: micro-batches of all ranks. size: bytes of a bucket."""
         self.shards, self.leaves, self.axis = shards, leaves, shards.axis
         mine = spread(leaves, self.axis.size)

@@ -12,14 +12,14 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
-from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
+from lockstep.plan.layout import BUCKET_MB, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
 from lockstep.plan.shape import ModelShape
 
 Pins = Mapping[str, Any]
 
 PINNABLE = (
     "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
-    "offload_layers", "sequence_parallel",
+    "offload_layers", "sequence_parallel", "bucket_mb",
 )  # fmt: skip
 _RANGES: dict[str, tuple[int, int | None]] = {
     "fsdp": (0, 3),
@@ -49,7 +49,8 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
     once = (table["cp"] > 1) & (table["tp"] > 1) & (shape.states == "masters")
     pinned = fixed.get("sequence_parallel")
     shared = np.where(once, 0.0, 1.0) if pinned is None else np.full(len(rows), float(pinned))
-    return table | {"sequence_parallel": shared}
+    bucket = np.full(len(rows), float(fixed.get("bucket_mb", BUCKET_MB)))
+    return table | {"sequence_parallel": shared, "bucket_mb": bucket}
 
 
 def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) -> dict[str, Any]:

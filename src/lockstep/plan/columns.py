@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch, Layout
+from lockstep.plan.layout import BUCKET_MB, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch, Layout
 from lockstep.plan.shape import ModelShape
 
 Column = NDArray[np.float64]
@@ -67,6 +67,7 @@ class Columns:
     offload_layers: Column
     sequence_parallel: Column
     overlap: Column
+    bucket_mb: Column
     slow_layers: Column
     last_layers: Column
 
@@ -185,7 +186,9 @@ def _as_dict(rows: Columns) -> dict[str, Column]:
     return {field.name: getattr(rows, field.name) for field in fields(rows)}
 
 
-_NUMBERS = ("pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers", "offload_layers")
+_NUMBERS = (
+    "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers", "offload_layers", "bucket_mb"
+)  # fmt: skip
 _DEFAULTS = {
     **dict.fromkeys(_NUMBERS, 1.0),
     "fsdp": 0.0,
@@ -195,6 +198,7 @@ _DEFAULTS = {
     "recompute": 0.0,
     "sequence_parallel": 1.0,
     "overlap": 1.0,
+    "bucket_mb": float(BUCKET_MB),
 }
 _SIZES = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "value_dim", "latent", "q_lora_rank", "kv_lora_rank",

@@ -18,6 +18,8 @@ TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose devices hold two chunks in V placement."""
 SPLIT = ("zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose backward is split: weight gradients are made in steps of their own."""
+BUCKET_MB = 25
+"""Of gradients that are reduced as one message, where nothing else is asked for: PyTorch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Layout:
     ``sequence_parallel``: activations between tensor-parallel regions are split over ``tp``.
     ``recompute_layers``: layers of every stage that are recomputed fully where ``recompute`` keeps more.
     ``offload_layers``: layers of every stage, not recomputed, whose activations wait in host memory.
-    ``overlap``: gradients are reduced behind the backward of the last micro-batch. ``layers_per_stage``: empty = even.
+    ``overlap``: gradients are reduced behind the backward of the last micro-batch, ``bucket_mb`` of them (in units of
+    2^20 bytes) as one message. ``layers_per_stage``: empty = even.
     ``recompute_per_stage``, ``offload_per_stage``: instead of ``recompute_layers`` and ``offload_layers``, a number for
     each stage; empty = the same on all.
     """
@@ -59,6 +62,7 @@ class Layout:
     offload_layers: int = 0
     sequence_parallel: bool = True
     overlap: bool = True
+    bucket_mb: int = BUCKET_MB
     layers_per_stage: tuple[int, ...] = ()
     recompute_per_stage: tuple[int, ...] = ()
     offload_per_stage: tuple[int, ...] = ()
@@ -94,7 +98,8 @@ class Layout:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
         some = f" + {_counts(self.recomputed)} layers" if any(self.recomputed) else ""
         away = [f"offload {_counts(self.offloaded)} layers"] if any(self.offloaded) else []
-        return " ".join([*parts, f"recompute {self.recompute}{some}", *away])
+        buckets = [f"buckets of {self.bucket_mb} MB"] if self.bucket_mb != BUCKET_MB else []
+        return " ".join([*parts, f"recompute {self.recompute}{some}", *away, *buckets])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), **{name: list(getattr(self, name)) for name in PER_STAGE}}

@@ -20,8 +20,6 @@ MARGIN = 0.04
 """What the allocator loses to fragmentation, as a fraction of the rest."""
 _CHUNK = 2**23
 """Logits that a chunked loss holds at a time (``ops.cross_entropy``)."""
-_BUCKET_BYTES = 200e6
-"""Buffers of the gradient reduction in other systems: two buckets in flight."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +167,8 @@ def buffer_bytes(rows: Columns) -> Column:
     # Weights that are sharded are gathered a layer ahead: two layers' weights in 16 bits. (In this system: `gathered`.)
     two = 2 * parameters(rows) / np.maximum(rows.slow_layers, 1) * _WEIGHT
     gathered = np.where((rows.mixed > 0) & (rows.fsdp >= 3), two, 0.0)
-    # This system reduces run by run, from the sums themselves: it has no buckets.
-    buckets = np.where((rows.mixed > 0) & (rows.dp * rows.cp > 1), 2 * _BUCKET_BYTES, 0.0)
+    # Two buckets are in flight. This system reduces from the sums themselves: what travels is in `rank_memory`.
+    buckets = np.where((rows.mixed > 0) & (rows.dp * rows.cp > 1), 2 * rows.bucket_mb * 2**20, 0.0)
     return gathered + buckets + _RUNTIME_GB * 1e9
 
 

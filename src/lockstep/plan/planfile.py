@@ -69,7 +69,9 @@ def load_plan(path: str | Path) -> Plan:
         raise LockstepError(f"plan file {path} is incomplete or has an unknown key: {error}. Write it anew.") from error
 
 
-_AT_LEAST_ONE = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "chunks", "sequences", "seq", "layers", "heads", "hidden")
+_AT_LEAST_ONE = (
+    "pp", "dp", "cp", "tp", "ep", "micro_batch", "bucket_mb", "chunks", "sequences", "seq", "layers", "heads", "hidden"
+)  # fmt: skip
 _SECTIONS: dict[str, Any] = {"model": ModelShape, "layout": Layout, "batch": Batch}
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.plan.buckets import in_buckets
 from lockstep.plan.candidates import Pins, candidates
 from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, columns, layout_columns
 from lockstep.plan.infeasible import cannot_hold
-from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.layout import BUCKET_MB, RECOMPUTE, SCHEDULES, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import Plan
@@ -63,7 +64,7 @@ def search(
     seconds = np.where(fitting, found.seconds, np.inf)
     order = np.argsort(seconds, kind="stable")[:_FINALISTS]
     finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
-    ranked = _refine(shape, finalists, place, batch, factors, dtype)
+    ranked = _refine(shape, finalists, place, batch, factors, dtype, pins or {})
     ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins or {})
     plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in ranked[: max(1, top)]]
     return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
@@ -105,9 +106,15 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
 
 
 def _refine(
-    shape: ModelShape, finalists: list[Layout], place: Cluster, batch: Batch, factors: Coefficients, dtype: str
+    shape: ModelShape,
+    finalists: list[Layout],
+    place: Cluster,
+    batch: Batch,
+    factors: Coefficients,
+    dtype: str,
+    pins: Pins,
 ) -> list[tuple[Layout, Prediction]]:
-    """Finalists with their best cut into stages, simulated where there is a pipeline, fastest first."""
+    """Finalists with their best cut into stages and buckets, simulated where there is a pipeline, fastest first."""
     rows = layout_columns(shape, finalists, batch)
     times = step_time(rows, place, factors, dtype)
     layer = (times.slowest - times.head) / np.maximum(rows.last_layers, 1)
@@ -116,11 +123,12 @@ def _refine(
         for i, layout in enumerate(finalists)
         for variant in uneven(layout, shape.layers, float(times.head[i] / layer[i]))
     ]
+    variants = variants if "bucket_mb" in pins else in_buckets(variants)
     rows = layout_columns(shape, variants, batch)
     times, held = step_time(rows, place, factors, dtype), memory(rows)
     best: dict[Layout, int] = {}
     for i in np.argsort(times.step, kind="stable"):
-        key = _without_layers(variants[i])
+        key = _unrefined(variants[i])
         if held.total[i] <= place.device.capacity and key not in best:
             best[key] = int(i)
     chosen = sorted(best.values(), key=lambda i: float(times.step[i]))
@@ -141,11 +149,11 @@ def _by_stage(
     pins: Pins,
 ) -> list[tuple[Layout, Prediction]]:
     """The ranking with the best pipelines that recompute or offload also stage by stage, where that is faster."""
-    fitting = {_without_layers(layout) for layout, _ in ranked}
+    fitting = {_unrefined(layout) for layout, _ in ranked}
     first: dict[Layout, tuple[Layout, Prediction]] = {}
     for layout, found in ranked:
-        if saves(layout, pins) and plain(layout) not in fitting:
-            first.setdefault(plain(layout), (layout, found))
+        if saves(layout, pins) and (key := _unrefined(plain(layout))) not in fitting:
+            first.setdefault(key, (layout, found))
     more = list(ranked)
     for layout, found in list(first.values())[:_BY_STAGE]:
         better = balanced(shape, layout, batch, place, factors, dtype, pins)
@@ -157,8 +165,9 @@ def _by_stage(
     return sorted(more, key=lambda pair: pair[1].step_s)
 
 
-def _without_layers(layout: Layout) -> Layout:
-    return replace(layout, layers_per_stage=())
+def _unrefined(layout: Layout) -> Layout:
+    """The layout as it was before its cut into stages and its buckets were chosen."""
+    return replace(layout, layers_per_stage=(), bucket_mb=BUCKET_MB)
 
 
 def _simulate(rows: Columns, times: StepTime, layouts: list[Layout], chosen: list[int]) -> dict[int, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.plan.buckets import exposed_in_buckets
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transfer
@@ -209,10 +210,12 @@ def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factor
     reduce = all_reduce(dense_parameters(rows) * 2 * factors.gradient, group, stride, cluster, factors)
     experts = expert_parameters(rows) * 2 * factors.gradient
     reduce = reduce + all_reduce(experts, _copies(rows), stride * rows.ep, cluster, factors)
+    latency = all_reduce(0.0, group, stride, cluster, factors)
     # Levels 2 and 3 reduce inside the micro-batches; level 2 gathers the new weights once.
-    reduce = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, reduce / 2, reduce))
-    # Buckets go out while the last backward, two thirds of a micro-batch, still runs.
-    exposed = np.where(rows.overlap > 0, _hidden(reduce, slowest * 2 / 3), reduce)
+    work = slowest * 2 / 3  # of a micro-batch, the backward
+    late = exposed_in_buckets(rows, reduce, latency, work)
+    hidden = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, _hidden(reduce / 2, work), late))
+    exposed = np.where(rows.overlap > 0, hidden, reduce / (1 + (rows.fsdp == 2)) * (rows.fsdp < 3))
     words = rows.vocab * rows.hidden / rows.vocab_ranks * 2
     pair = np.where(rows.pp > 1, 2.0, 1.0)
     distance = np.minimum(rows.tp * rows.cp * rows.dp, cluster.node)

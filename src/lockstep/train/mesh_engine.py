@@ -49,6 +49,7 @@ class OnMesh:
     ) -> None:
         self.mesh, self.part, self.model = mesh, part, model
         self.leaves, self.fsdp = config.train.micro_batches, config.parallel.fsdp
+        self.bucket = config.parallel.bucket_mb << 20
         self.mine = leaves_of(config.parallel, self.leaves, mesh["dp"].index)
         self.names, self.parameters = part.names, parameters
         self._shapes: dict[str, Tensor] = dict(parameters if part.whole else Decoder(part.config).named_parameters())
@@ -98,7 +99,7 @@ class OnMesh:
 
     def _summed(self, mine: list[Batch], finish: Finish, work: Work | None) -> list[Tensor]:
         """Tensors of the parameters that this rank updates; of each its own runs are valid."""
-        sums = Reduction(self.owned, self.shards, self.leaves)
+        sums = Reduction(self.owned, self.shards, self.leaves, self.bucket)
         self.pipeline.step(mine, finish, lambda name, m, gradient: sums.put(name, self.mine[m], gradient), work)
         total = sums.total()
         return [total[name] for name in self.owned]

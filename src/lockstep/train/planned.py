@@ -34,7 +34,7 @@ def planned(config: Config, file: Path) -> Config:
             "this version; make the plan with --pin tp=1"
         )
     degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
-    choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers")}
+    choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers", "bucket_mb")}
     choices["sequence_parallel"] = layout.sequence_parallel and layout.tp > 1
     tree: dict[str, Any] = config.model_dump()
     tree["parallel"] |= degrees | choices | {
