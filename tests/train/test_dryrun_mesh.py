@@ -16,7 +16,7 @@ from lockstep.config import Config, ModelConfig
 from lockstep.model import Model
 from lockstep.model.init import draw
 from lockstep.ops import Packed, operators
-from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.collectives import Mesh, Traffic
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.transport import Pending
 from lockstep.train.data import Batch
@@ -87,6 +87,18 @@ def test_peak_within_five_per_cent_of_the_measured_one(parallel: dict[str, Any])
     })  # fmt: skip
     found = dry_run(config, SHAPE, rank)
     assert found.peak.bytes == pytest.approx(measured_peak(config, rank), rel=0.05)
+
+
+def test_smaller_buckets_of_gradients_are_more_messages_of_the_same_bytes() -> None:
+    """Of 16 MB the half that the other rank owns goes as one message, or as several of one or two matrices each."""
+
+    def sent(**parallel: Any) -> Traffic:
+        tree = {"data": {"seq_len": 64}, "train": {"micro_batches": 2}, "parallel": {"dp": 2, **parallel}}
+        return dry_run(Config.model_validate(tree), SHAPE).traffic["dp"]
+
+    one, many = sent(), sent(bucket_mb=1)
+    assert many.bytes == one.bytes
+    assert many.calls > one.calls + 3
 
 
 def test_what_is_shared_out_takes_less() -> None:
