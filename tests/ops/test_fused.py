@@ -126,6 +126,28 @@ def test_a_row_of_a_packed_product(rows: int, n: int, k: int, at: int, dtype: to
     assert differing(fused.linear_activation(x[one], gate, bias, "gelu_tanh"), chain[one]) == 0
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.integers(1, 130), widths=st.tuples(*[st.integers(1, 100)] * 3), k=st.integers(1, 700),
+    at=st.integers(0, 129), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_joint_products_and_a_product_that_joins_the_stream(
+    rows: int, widths: tuple[int, int, int], k: int, at: int, dtype: torch.dtype
+) -> None:
+    """The bytes of one product after the other, and of a row alone."""
+    one = slice(at % rows, at % rows + 1)
+    x, stream = randn(0, rows, k, dtype=dtype), randn(1, rows, widths[0])
+    weights = [OPS.pack(randn(2 + i, n, k), dtype) for i, n in enumerate(widths)]
+    biases = [randn(5, widths[0], dtype=dtype), None, randn(6, widths[2], dtype=dtype)]
+    panels = [weight.panels for weight in weights]
+    apart = [OPS.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    for some in (slice(None), one):
+        joint = torch.ops.lockstep.gemm_three(x[some], *panels, *widths, *biases)
+        assert [differing(a, b[some]) for a, b in zip(joint, apart, strict=True)] == [0, 0, 0]
+        total = torch.ops.lockstep.gemm_add(stream[some], x[some], panels[0])
+        assert differing(total, stream[some] + OPS.linear(x[some], weights[0])) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_turned_keys_in_their_pages(dtype: torch.dtype) -> None:
     """Two sequences, one in the middle, pages in any order; what no token belongs to stays as it was."""

@@ -103,6 +103,10 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "gemm_gated": lambda: (half(0, 7, 5), packed(1, 5, 20), packed(2, 5, 20), 20, 0, True),
     "gemm_activation": lambda: (half(0, 7, 5), packed(1, 5, 20), 20, half(2, 20), 1, True),
+    "gemm_three": lambda: (
+        half(0, 7, 5), packed(1, 5, 20), packed(2, 5, 3), packed(3, 5, 37), 20, 3, 37, half(4, 20), None, half(5, 37),
+    ),
+    "gemm_add": lambda: (randn(0, 7, 20), half(1, 7, 5), packed(2, 5, 20)),
     "norm_rope": lambda: (half(0, 9, 2, 16), half(1, 16), BATCH.positions, randn(2, 5, 8, 2), 1e-5, 0.0),
     "rope_write_kv": lambda: (
         half(0, 9, 2, 16), half(1, 9, 2, 32), randn(2, 5, 8, 2), *pages(), TABLE, BATCH.starts, BATCH.positions,

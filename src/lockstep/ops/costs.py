@@ -64,6 +64,16 @@ def _active_product(a: Named, result: Any, operator: OpOverload) -> float:
     return _product(a, result, operator) + 6.0 * a["a"].shape[0] * int(a["n"])
 
 
+def _three_products(a: Named, result: Any, operator: OpOverload) -> float:
+    """gemm_three: three products of one a."""
+    return 2.0 * a["a"].numel() * (int(a["n0"]) + int(a["n1"]) + int(a["n2"]))
+
+
+def _product_and_sum(a: Named, result: Any, operator: OpOverload) -> float:
+    """gemm_add: a product, and its sum with x."""
+    return 2.0 * a["a"].numel() * a["x"].shape[1] + a["x"].numel()
+
+
 def _grouped(a: Named, result: Any, operator: OpOverload) -> float:
     """grouped_gemm, grouped_product: each row [k] with one expert's weight of n columns."""
     return 2.0 * a["a"].numel() * int(a["n"] if "n" in a else a["weights"][0].shape[1 if a["by_rows"] else 0])
@@ -137,6 +147,8 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::gemm_transposed_add": _transposed,
     "lockstep::gemm_gated": _gated_products,
     "lockstep::gemm_activation": _active_product,
+    "lockstep::gemm_three": _three_products,
+    "lockstep::gemm_add": _product_and_sum,
     "lockstep::grouped_gemm": _grouped,
     "lockstep::grouped_product": _grouped,
     "lockstep::grouped_gated": _grouped_gated,

@@ -7,6 +7,8 @@ already rounded to the compute dtype, packed where a product reads them:
 |---|---|
 | `gate' = gemm(a, G, n, None, dtype); up' = gemm(a, U, n, None, dtype); y = gated(gate', up', code)` | `y, gate', up' = gemm_gated(a, G, U, n, code, keep)` |
 | `before' = gemm(a, W, n, bias, dtype); y = activation(before', code)` | `y, before' = gemm_activation(a, W, n, bias, code, keep)` |
+| `q = gemm(a, Q, n0, b0, dtype); k = gemm(a, K, n1, b1, dtype); v = gemm(a, V, n2, b2, dtype)` | `q, k, v = gemm_three(a, Q, K, V, n0, n1, n2, b0, b1, b2)` |
+| `h = gemm(a, W, n, None, dtype); sum = aten.add(x float32, h)` | `sum = gemm_add(x, a, W)` |
 | `sum = aten.add(x float32, h); y, rstd' = rms_norm(sum, w, eps, offset)` | `sum, y, rstd' = add_rms_norm(x, h, w, eps, offset)` |
 | `dn, dw = rms_norm_backward(dy, sum, w, rstd, offset); dx = aten.add(d_sum, dn); dh = dx.to(dtype)` | `dx, dh, dw = add_rms_norm_backward(dy, d_sum, sum, w, rstd, offset)` |
 | `sum = aten.add(x float32, h); y, mean', rstd' = layer_norm(sum, w, b, eps)` | `sum, y, mean', rstd' = add_layer_norm(x, h, w, b, eps)` |

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, fx
 
 from lockstep.compile.passes import PassContext, pipeline
+from lockstep.compile.passes.fuse_branch import BRANCH
 from lockstep.compile.passes.fuse_norm import NORM
 from lockstep.compile.passes.fuse_products import PRODUCTS
 from lockstep.compile.passes.fuse_rope import ROPE
+from lockstep.compile.passes.join_products import JOINT
 from lockstep.memory.arena import lower_bound, plan, without_reuse
 from lockstep.memory.liveness import liveness
 from lockstep.memory.overlap import check as check_arena
@@ -52,6 +54,8 @@ def test_a_served_block_keeps_its_bytes_and_its_pages(name: str) -> None:
         check(step, module, inputs)
     found = raw(module)
     assert (found["rope_write_kv"], found["write_kv"], found["gemm_gated"], found["gated"]) == (1, 0, 1, 0)
+    assert (found["gemm_three"], found["gemm_add"]) == (1, 0 if FAMILIES[name].post_norms else 1)
+    assert found["gemm"] == (2 if FAMILIES[name].post_norms else 1)  # what a norm takes stays a product of its own
     assert found["rope"] == (0 if FAMILIES[name].qk_norm else 1)
     assert found["norm_rope"] == (1 if FAMILIES[name].qk_norm else 0)
 
@@ -77,6 +81,31 @@ def test_linear_and_activation() -> None:
     module = capture(program, *inputs)
     assert check(PRODUCTS, module, inputs).count == 1
     assert raw(module) == {"pack_columns": 1, "gemm_activation": 1}
+
+
+def test_what_is_no_residual_stream_stays_apart_from_its_product() -> None:
+    operators("bitwise")
+
+    def program(x: Tensor, h: Tensor, w: Tensor) -> Tensor:
+        return h + torch.ops.lockstep.gemm(x, torch.ops.lockstep.pack_columns(w, x.dtype), 20, None, x.dtype)
+
+    half = [torch.randn(*shape).to(torch.bfloat16) for shape in ((7, 5), (7, 20), (20, 5))]
+    changes = check(BRANCH, capture(program, *half), half)
+    assert changes.count == 0
+    assert "no float32 stream" in changes.notes[0]
+
+
+def test_joint_products_of_one_dtype_only() -> None:
+    operators("bitwise")
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        packed = torch.ops.lockstep.pack_columns(w, x.dtype)
+        return sum(torch.ops.lockstep.gemm(x, packed, 20, None, dtype) for dtype in (x.dtype, F32, x.dtype))
+
+    half = [torch.randn(*shape).to(torch.bfloat16) for shape in ((7, 5), (20, 5))]
+    changes = check(JOINT, capture(program, *half), half)
+    assert changes.count == 0
+    assert "another dtype" in changes.notes[0]
 
 
 def test_products_decline_with_a_reason() -> None:

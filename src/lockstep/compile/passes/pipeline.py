@@ -10,9 +10,11 @@ from lockstep.compile.passes.buckets import BUCKETS
 from lockstep.compile.passes.constants import CONSTANTS
 from lockstep.compile.passes.dead import DEAD_CODE
 from lockstep.compile.passes.duplicates import DUPLICATES
+from lockstep.compile.passes.fuse_branch import BRANCH
 from lockstep.compile.passes.fuse_norm import NORM
 from lockstep.compile.passes.fuse_products import PRODUCTS
 from lockstep.compile.passes.fuse_rope import ROPE
+from lockstep.compile.passes.join_products import JOINT
 from lockstep.compile.passes.overlap import OVERLAP
 from lockstep.compile.passes.recompute import RECOMPUTE
 from lockstep.compile.passes.views import VIEWS
@@ -22,7 +24,7 @@ from lockstep.errors import LockstepError
 Level = Literal["O0", "O1", "O2"]
 
 _ALL: tuple[Pass, ...] = (
-    CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE, PRODUCTS, NORM, ROPE, BUCKETS, OVERLAP,
+    CONSTANTS, VIEWS, DUPLICATES, DEAD_CODE, RECOMPUTE, PRODUCTS, JOINT, NORM, BRANCH, ROPE, BUCKETS, OVERLAP,
 )  # fmt: skip
 """Every pass in the order in which they run. What is computed again is chosen before the fusions: a fused operator's
 results could only be kept or given up together."""

@@ -42,6 +42,36 @@ inline void gemm_activation_op(Call& call) {
   });
 }
 
+inline void gemm_three_op(Call& call) {
+  const Tensor& a = call.tensor(0);
+  const int64_t m = a.size(0);
+  by_type(a.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    Product<T> parts[3];
+    for (int i = 0; i < 3; i++) {
+      const Tensor& packed = call.tensor(1 + i);
+      const int64_t n = call.integer(4 + i);
+      check_packed(a, packed, n);
+      if (call.given(7 + i)) expect_sizes("bias", call.tensor(7 + i), {n});
+      const Tensor y = call.result({m, n}, a.scalar_type());
+      parts[i] = {data<T>(packed), call.given(7 + i) ? data<T>(call.tensor(7 + i)) : nullptr, data<T>(y), n};
+    }
+    gemm_three<T>(data<T>(a), parts, m, a.size(1));
+  });
+}
+
+inline void gemm_add_op(Call& call) {
+  const Tensor &x = call.tensor(0), &a = call.tensor(1), &packed = call.tensor(2);
+  const int64_t m = a.size(0), n = x.size(1);
+  check_packed(a, packed, n);
+  expect_sizes("x", x, {m, n});
+  Tensor y = call.result({m, n}, at::kFloat);
+  by_type(a.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    gemm_add<T>(data<float>(x), data<T>(a), data<T>(packed), data<float>(y), m, n, a.size(1));
+  });
+}
+
 inline void norm_rope_op(Call& call) {
   const Tensor &x = call.tensor(0), &weight = call.tensor(1), &table = call.tensor(3);
   const int32_t* positions = checked_positions(call.tensor(2), x, table);
@@ -70,6 +100,8 @@ inline void rope_write_kv_op(Call& call) {
 inline void register_fused(torch::Library& m) {
   OPERATOR(m, gemm_gated);
   OPERATOR(m, gemm_activation);
+  OPERATOR(m, gemm_three);
+  OPERATOR(m, gemm_add);
   OPERATOR(m, norm_rope);
   IN_PLACE(m, rope_write_kv);
 }

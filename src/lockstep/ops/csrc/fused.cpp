@@ -51,13 +51,13 @@ void turn_head(const S* from, const float* table_row, T* to, int64_t dim) {
 template <typename T>
 void gemm_gated(const T* a, const T* gate_weight, const T* up_weight, int kind, T* y, T* gate, T* up, int64_t m,
                 int64_t n, int64_t k) {
-  const T* sides[2] = {gate_weight, up_weight};
-  product<T, 2>(a, k, 1, sides, m, n, k, from_zero, [&](const ProductTask& t, const float* c) {
+  const Right<T, 2> right{{gate_weight, up_weight}, n};
+  product<T, 2>(a, k, 1, right, m, k, from_zero, [&](const ProductTask& t, const float* c) {
     for (int64_t i = 0; i < t.rows; i++)
       for (int64_t j = 0; j < t.columns; j += 16) {
         const int64_t at = (t.i0 + i) * n + t.j0 + j, left = t.columns - j;
         const F16 g = rounded<T>(F16::load(c + i * t.width + j));
-        const F16 u = rounded<T>(F16::load(c + (TASK_ROWS + i) * t.width + j));
+        const F16 u = rounded<T>(F16::load(c + t.side + i * t.width + j));
         if (gate) {
           store_part(g, gate + at, left);
           store_part(u, up + at, left);
@@ -70,8 +70,8 @@ void gemm_gated(const T* a, const T* gate_weight, const T* up_weight, int kind, 
 template <typename T>
 void gemm_activation(const T* a, const T* weight, const T* bias, int kind, T* y, T* before, int64_t m, int64_t n,
                      int64_t k) {
-  const T* sides[1] = {weight};
-  product<T, 1>(a, k, 1, sides, m, n, k, from_zero, [&](const ProductTask& t, const float* c) {
+  const Right<T, 1> right{{weight}, n};
+  product<T, 1>(a, k, 1, right, m, k, from_zero, [&](const ProductTask& t, const float* c) {
     for (int64_t i = 0; i < t.rows; i++)
       for (int64_t j = 0; j < t.columns; j += 16) {
         const int64_t at = (t.i0 + i) * n + t.j0 + j, left = t.columns - j;
@@ -80,6 +80,34 @@ void gemm_activation(const T* a, const T* weight, const T* bias, int kind, T* y,
         v = rounded<T>(v);
         if (before) store_part(v, before + at, left);
         store_part(activate(v, kind).value, y + at, left);
+      }
+  });
+}
+
+template <typename T>
+void gemm_three(const T* a, const Product<T> (&parts)[3], int64_t m, int64_t k) {
+  Right<T, 1> right[3];
+  for (int i = 0; i < 3; i++) right[i] = {{parts[i].weight}, parts[i].n};
+  product<T, 1>(a, k, 1, std::span<const Right<T, 1>>(right), m, k, from_zero, [&](const ProductTask& t, const float* c) {
+    const Product<T>& part = parts[t.part];
+    for (int64_t i = 0; i < t.rows; i++)
+      for (int64_t j = 0; j < t.columns; j += 16) {
+        const int64_t left = t.columns - j;
+        F16 v = F16::load(c + i * t.width + j);
+        if (part.bias) v = v + load_part(part.bias + t.j0 + j, left);
+        store_part(v, part.y + (t.i0 + i) * part.n + t.j0 + j, left);
+      }
+  });
+}
+
+template <typename T>
+void gemm_add(const float* x, const T* a, const T* weight, float* y, int64_t m, int64_t n, int64_t k) {
+  const Right<T, 1> right{{weight}, n};
+  product<T, 1>(a, k, 1, right, m, k, from_zero, [&](const ProductTask& t, const float* c) {
+    for (int64_t i = 0; i < t.rows; i++)
+      for (int64_t j = 0; j < t.columns; j += 16) {
+        const int64_t at = (t.i0 + i) * n + t.j0 + j, left = t.columns - j;
+        store_part(load_part(x + at, left) + rounded<T>(F16::load(c + i * t.width + j)), y + at, left);
       }
   });
 }
@@ -116,6 +144,8 @@ void rope_write_kv(const T* k, const T* v, const float* rotary, T* k_pages, T* v
 #define FUSED(T)                                                                                                   \
   template void gemm_gated(const T*, const T*, const T*, int, T*, T*, T*, int64_t, int64_t, int64_t);              \
   template void gemm_activation(const T*, const T*, const T*, int, T*, T*, int64_t, int64_t, int64_t);             \
+  template void gemm_three(const T*, const Product<T>(&)[3], int64_t, int64_t);                                    \
+  template void gemm_add(const float*, const T*, const T*, float*, int64_t, int64_t, int64_t);                     \
   template void norm_rope(const T*, const T*, float, float, const int32_t*, const float*, T*, float*, int64_t,     \
                           int64_t, int64_t);                                                                       \
   template void rope_write_kv(const T*, const T*, const float*, T*, T*, const int32_t*, int64_t, const AttentionShape&)

@@ -53,9 +53,9 @@ void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T*
         store_part(v, y + (t.i0 + i) * n + t.j0 + j, t.columns - j);
       }
   };
-  const T* sides[1] = {b};
-  accumulate ? product<T, 1>(a, row_stride, k_stride, sides, m, n, k, begin, finish)
-             : product<T, 1>(a, row_stride, k_stride, sides, m, n, k, from_zero, finish);
+  const Right<T, 1> right{{b}, n};
+  accumulate ? product<T, 1>(a, row_stride, k_stride, right, m, k, begin, finish)
+             : product<T, 1>(a, row_stride, k_stride, right, m, k, from_zero, finish);
 }
 
 template <typename T>

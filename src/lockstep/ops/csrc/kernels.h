@@ -111,6 +111,18 @@ void gemm_gated(const T* a, const T* gate_weight, const T* up_weight, int kind, 
 template <typename T>
 void gemm_activation(const T* a, const T* weight, const T* bias, int kind, T* y, T* before, int64_t m, int64_t n,
                      int64_t k);
+// Three products of one a, as one: y = a x weight (+ bias), each [m, its n].
+template <typename T>
+struct Product {
+  const T *weight, *bias;
+  T* y;
+  int64_t n;
+};
+template <typename T>
+void gemm_three(const T* a, const Product<T> (&parts)[3], int64_t m, int64_t k);
+// y = x + a x weight, the product rounded to T first: a branch that joins the residual stream. y may be x.
+template <typename T>
+void gemm_add(const float* x, const T* a, const T* weight, float* y, int64_t m, int64_t n, int64_t k);
 // RMS norm of every head, rounded, then the rotation.
 template <typename T>
 void norm_rope(const T* x, const T* weight, float eps, float offset, const int32_t* positions, const float* table,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <span>
 
 #include "kernels.h"
 #include "tile.h"
@@ -12,11 +13,12 @@
 namespace lockstep {
 
 constexpr int64_t TASK_ROWS = 96;      // rows of a task (a multiple of every tile height)
-constexpr int64_t TASK_COLUMNS = 256;  // columns of a task: its left-hand side is copied once for all of them
-// k of a block: a panel and TILE_ROWS rows of it stay in the first-level cache, even where the rows are strided;
+constexpr int64_t TASK_COLUMNS = 256;  // columns of a task, of all sides
+constexpr int64_t HELD = 1 << 16;      // floats of a left-hand side at most that a thread keeps for all its tasks
+// k of a block at most: a panel and TILE_ROWS rows of it stay in the first-level cache, even where the rows are strided;
 // TASK_ROWS x DEPTH floats in the second-level one.
 template <typename T>
-constexpr int64_t DEPTH = sizeof(T) == 2 ? 256 : 192;
+constexpr int64_t DEPTH = sizeof(T) == 2 ? 320 : 192;
 
 // A block of the left-hand side as float32, keeping its orientation so that copying is by contiguous runs.
 struct LeftBlock {
@@ -24,10 +26,13 @@ struct LeftBlock {
   int64_t row_stride, k_stride;
 };
 
+// Seldom a power of two, so that rows fall into different cache sets.
+inline int64_t left_stride(int64_t depth) { return (depth + 15) / 16 * 16 + 16; }
+
 template <typename T>
 LeftBlock copy_left(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, int64_t depth, float* buffer) {
   if (k_stride == 1) {
-    const int64_t ld = DEPTH<T> + 16;  // not a power of two: rows fall into different cache sets
+    const int64_t ld = left_stride(depth);
     for (int64_t i = 0; i < rows; i++)
       for (int64_t p = 0; p < depth; p += 16)
         store_part(load_part(a + i * row_stride + p, depth - p), buffer + i * ld + p, depth - p);
@@ -39,47 +44,100 @@ LeftBlock copy_left(const T* a, int64_t row_stride, int64_t k_stride, int64_t ro
   return {buffer, 1, TASK_ROWS};
 }
 
-// A block of the result: rows i0 .., columns j0 .., whose sums lie in rows of `width` floats.
+// A right-hand side of n columns: SIDES packed matrices whose sums are wanted together.
+template <typename T, int SIDES>
+struct Right {
+  const T* sides[SIDES];
+  int64_t n;
+};
+
+// A block of the result of right-hand side `part`: rows i0 .., columns j0 .., whose sums lie in rows of `width` floats;
+// those of each of its sides lie `side` floats after the last one's.
 struct ProductTask {
-  int64_t i0, j0, rows, columns, width;
+  int64_t i0, j0, rows, columns, width, side, part;
 };
 
 // The chains start from 0.
 inline void from_zero(const ProductTask& t, float* c) { std::fill(c, c + t.rows * t.width, 0.0f); }
 
-// a [m, k] times SIDES packed right-hand sides of n columns. begin(task, c) fills the starting values of a block's sums,
-// finish(task, c) takes the sums; side s of a block lies TASK_ROWS * width floats after side s - 1.
+// How a product is cut into tasks of rows and panels, and blocks of k. No chain depends on it.
+struct Cut {
+  int64_t rows, row_tasks, panels, column_tasks, depth, blocks;
+  bool held;  // every thread copies the left-hand side once, for all its tasks
+
+  Cut(int64_t m, int64_t all_panels, int64_t k, bool in_rows, int64_t sides, int64_t deepest, int64_t threads) {
+    rows = std::min(m, TASK_ROWS);
+    row_tasks = (m + TASK_ROWS - 1) / TASK_ROWS;
+    panels = all_panels;
+    const int64_t widest = TASK_COLUMNS / PANEL / sides;
+    column_tasks = std::max<int64_t>(1, (panels + widest - 1) / widest);
+    if (row_tasks > 0 && row_tasks < 4 * threads)  // narrower ones, so that every thread has some and all end together
+      column_tasks = std::max(column_tasks, std::min(4 * threads / row_tasks, panels / 2));
+    if (row_tasks == 1 && column_tasks < panels)
+      column_tasks = std::min((column_tasks + threads - 1) / threads * threads, panels);
+    // Blocks alike; a single one where every panel is read once.
+    blocks = in_rows && m <= TILE_ROWS ? 1 : std::max<int64_t>(1, (k + deepest - 1) / deepest);
+    depth = (k + blocks - 1) / blocks;
+    depth = (depth + 15) / 16 * 16;
+    held = in_rows && row_tasks == 1 && (blocks == 1 || blocks * block() <= HELD);
+  }
+  int64_t first_panel(int64_t task) const { return task * panels / column_tasks; }
+  int64_t width() const { return (panels + column_tasks - 1) / column_tasks * PANEL; }
+  int64_t block() const { return rows * (depth + 16); }
+  int64_t left() const { return held ? blocks * block() : std::max(block(), TASK_ROWS * depth); }
+};
+
+// a [m, k] times some right-hand sides, as if their columns stood side by side. begin(task, c) fills the starting values
+// of a block's sums, finish(task, c) takes the sums.
 template <typename T, int SIDES, typename Begin, typename Finish>
-void product(const T* a, int64_t row_stride, int64_t k_stride, const T* const (&b)[SIDES], int64_t m, int64_t n,
+void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const Right<T, SIDES>> parts, int64_t m,
              int64_t k, Begin begin, Finish finish) {
-  const int threads = omp_get_max_threads();
-  const int64_t row_tasks = (m + TASK_ROWS - 1) / TASK_ROWS;
-  // Few rows: narrower tasks, so that every thread has some; the chain of an element does not change.
-  int64_t width = std::min(TASK_COLUMNS / SIDES, (panels(n) * row_tasks + 4 * threads - 1) / (4 * threads) * PANEL);
-  width = std::max<int64_t>(4 * PANEL, (width + 4 * PANEL - 1) / (4 * PANEL) * (4 * PANEL));
-  const int64_t column_tasks = (n + width - 1) / width;
-#pragma omp parallel if (SIDES * m * n * k > 8 * GRAIN)
+  int64_t all = 0;
+  for (const auto& part : parts) all += panels(part.n);
+  const Cut cut(m, all, k, k_stride == 1, SIDES, DEPTH<T>, omp_get_max_threads());
+  const int64_t width = cut.width(), side = cut.rows * width, block = cut.block();
+#pragma omp parallel if (SIDES * m * all * PANEL * k > 8 * GRAIN)
   {
     // Not vectors: a product of one row would spend longer on zeroing them than on its sums.
-    const std::unique_ptr<float[]> left(new float[TASK_ROWS * (DEPTH<T> + 16)]);
-    const std::unique_ptr<float[]> c(new float[SIDES * TASK_ROWS * width]);
+    const std::unique_ptr<float[]> left(new float[cut.left()]), c(new float[SIDES * side]);
+    auto copy = [&](int64_t i0, int64_t rows, int64_t p0, float* to) {
+      return copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, rows, std::min(cut.depth, k - p0), to);
+    };
+    if (cut.held)
+      for (int64_t i = 0; i < cut.blocks; i++) copy(0, m, i * cut.depth, left.get() + i * block);
+    auto run = [&](const Right<T, SIDES>& right, const ProductTask& t) {
+      for (int s = 0; s < SIDES; s++) begin(t, c.get() + s * side);
+      for (int64_t i = 0; i < cut.blocks; i++) {
+        const int64_t p0 = i * cut.depth, depth = std::min(cut.depth, k - p0);
+        const LeftBlock l = cut.held ? LeftBlock{left.get() + i * block, left_stride(depth), 1}
+                                     : copy(t.i0, t.rows, p0, left.get());
+        for (int s = 0; s < SIDES; s++)
+          multiply(depth, t.rows, panels(t.columns), l.data, l.row_stride, l.k_stride,
+                   right.sides[s] + (t.j0 / PANEL * k + p0) * PANEL, PANEL, k * PANEL, c.get() + s * side, width);
+      }
+      finish(t, c.get());
+    };
 #pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t ti = 0; ti < row_tasks; ti++)
-      for (int64_t tj = 0; tj < column_tasks; tj++) {
-        const int64_t i0 = ti * TASK_ROWS, j0 = tj * width;
-        const ProductTask t{i0, j0, std::min(TASK_ROWS, m - i0), std::min(width, n - j0), width};
-        for (int s = 0; s < SIDES; s++) begin(t, c.get() + s * TASK_ROWS * width);
-        for (int64_t p0 = 0; p0 < k; p0 += DEPTH<T>) {
-          const int64_t depth = std::min(DEPTH<T>, k - p0);
-          LeftBlock l =
-              copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, t.rows, depth, left.get());
-          for (int s = 0; s < SIDES; s++)
-            multiply(depth, t.rows, panels(t.columns), l.data, l.row_stride, l.k_stride,
-                     b[s] + (j0 / PANEL * k + p0) * PANEL, PANEL, k * PANEL, c.get() + s * TASK_ROWS * width, width);
+    for (int64_t ti = 0; ti < cut.row_tasks; ti++)
+      for (int64_t tj = 0; tj < cut.column_tasks; tj++) {
+        const int64_t i0 = ti * cut.rows, rows = std::min(cut.rows, m - i0);
+        int64_t first = cut.first_panel(tj), last = cut.first_panel(tj + 1);  // of the parts' panels in one row
+        for (size_t part = 0; part < parts.size(); part++) {
+          const int64_t n = parts[part].n, count = panels(n), j0 = std::max<int64_t>(0, first) * PANEL;
+          const int64_t j1 = std::min(n, last * PANEL);
+          if (j0 < j1) run(parts[part], {i0, j0, rows, j1 - j0, width, side, int64_t(part)});
+          first -= count;
+          last -= count;
         }
-        finish(t, c.get());
       }
   }
+}
+
+// One right-hand side.
+template <typename T, int SIDES, typename Begin, typename Finish>
+void product(const T* a, int64_t row_stride, int64_t k_stride, const Right<T, SIDES>& right, int64_t m, int64_t k,
+             Begin begin, Finish finish) {
+  product<T, SIDES>(a, row_stride, k_stride, std::span(&right, 1), m, k, begin, finish);
 }
 
 }  // namespace lockstep

@@ -9,26 +9,55 @@
 namespace lockstep {
 
 // Widest tile whose accumulators fit the registers: 16 of 8 lanes with AVX2, 32 of 16 lanes with AVX-512.
-#if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6;
+#if defined(__AVX512F__)
 constexpr int tile_panels(int) { return 4; }
 #else
-constexpr int TILE_ROWS = 6;
-constexpr int tile_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int tile_panels(int rows) { return rows <= 2 ? 2 : 1; }
 #endif
 
-template <int R, int P, typename T>
+// The height of the next tile where so many rows are left: none is low, where that can be, since fewer sums than the
+// processor has in flight leave it waiting for them.
+constexpr int64_t tile_height(int64_t left) {
+  if (left == 7 || left == 8) return 4;
+  if (left == 9 || left == 10 || left == 13) return 5;
+  return left < TILE_ROWS ? left : TILE_ROWS;
+}
+constexpr int64_t tile_count(int64_t rows) {
+  int64_t count = 0;
+  for (; rows > 0; rows -= tile_height(rows)) count++;
+  return count;
+}
+
+// What is read soon, fetched into the cache while a tile computes: with every step of k, `step` elements further.
+template <typename T>
+struct Ahead {
+  const T* from;
+  int64_t step;
+  void fetch() {
+    __builtin_prefetch(from);
+    from += step;
+  }
+  Ahead after(int64_t elements) const { return {from + elements, step}; }
+};
+struct Nothing {
+  void fetch() {}
+  Nothing after(int64_t) const { return {}; }
+};
+
+template <int R, int P, typename T, typename A>
 inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t b_stride,
-                 int64_t panel_stride, float* c, int64_t ldc) {
+                 int64_t panel_stride, float* c, int64_t ldc, A ahead) {
   F16 acc[R][P];
 #pragma GCC unroll 6
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < P; j++) acc[i][j] = F16::load(c + i * ldc + j * 16);
+    for (int j = 0; j < P; j++) acc[i][j] = split<T>(F16::load(c + i * ldc + j * 16));
   for (int64_t p = 0; p < depth; p++) {
     F16 right[P];
 #pragma GCC unroll 4
-    for (int j = 0; j < P; j++) right[j] = F16::load(b + j * panel_stride);
+    for (int j = 0; j < P; j++) right[j] = load_split(b + j * panel_stride);
+    ahead.fetch();
 #pragma GCC unroll 6
     for (int i = 0; i < R; i++) {
       F16 left = F16::all(a[i * row_stride]);
@@ -41,54 +70,56 @@ inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_st
 #pragma GCC unroll 6
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < P; j++) acc[i][j].store(c + i * ldc + j * 16);
+    for (int j = 0; j < P; j++) joined<T>(acc[i][j]).store(c + i * ldc + j * 16);
 }
 
 // All panels of R rows: as many at a time as the registers hold, then one by one.
-template <int R, typename T>
+template <int R, typename T, typename A>
 inline void row_tiles(int64_t depth, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride, const T* b,
-                      int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc) {
+                      int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc, A ahead) {
   constexpr int P = tile_panels(R);
   int64_t j = 0;
   for (; j + P <= panels; j += P)
-    tile<R, P>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc);
+    tile<R, P>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc,
+               ahead.after(j * panel_stride));
   for (; j < panels; j++)
-    tile<R, 1>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc);
+    tile<R, 1>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc,
+               ahead.after(j * panel_stride));
 }
 
-template <typename T>
+template <typename T, typename A = Nothing>
 inline void some_rows(int64_t rows, int64_t depth, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride,
-                      const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc) {
+                      const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc, A ahead = {}) {
   switch (rows) {
-    case 1: return row_tiles<1>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
-    case 2: return row_tiles<2>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
-    case 3: return row_tiles<3>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
-    case 4: return row_tiles<4>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
-    case 5: return row_tiles<5>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
-    case 6: return row_tiles<6>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
+    case 1: return row_tiles<1>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 2: return row_tiles<2>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 3: return row_tiles<3>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 4: return row_tiles<4>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 5: return row_tiles<5>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 6: return row_tiles<6>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
   }
 }
 
-// Steps of k whose sixteen values fill a cache line of 64 bytes.
-template <typename T>
-constexpr int64_t LINE = 4 / sizeof(T);
+// Bytes of a panel that are under way while one tile takes all rows: what memory delivers in the time it takes to answer.
+constexpr int64_t UNDER_WAY = 1024;
 
-// c[rows, panels * 16] += a x b. Panels outermost (each stays in the first-level cache over all rows); the next panel is
-// fetched meanwhile, a part with every tile.
+// c[rows, panels * 16] += a x b. Panels outermost (each stays in the first-level cache over all rows); the next panels
+// are fetched meanwhile, a part with every tile.
 template <typename T>
 inline void multiply(int64_t depth, int64_t rows, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride,
                      const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc) {
   if (rows <= TILE_ROWS)
-    return some_rows(rows, depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc);
+    return some_rows(rows, depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc,
+                     Ahead<T>{b + UNDER_WAY / sizeof(T), b_stride});
   constexpr int P = tile_panels(TILE_ROWS);
+  const int64_t step = P * b_stride / tile_count(rows);
   for (int64_t j = 0; j < panels; j += P) {
-    int64_t used = panels - j < P ? panels - j : P;
-    const int64_t ahead = j + P < panels ? (depth * TILE_ROWS + rows - 1) / rows : 0;  // steps of k fetched with a tile
-    for (int64_t i = 0; i < rows; i += TILE_ROWS) {
-      const T* next = b + (j + P) * panel_stride + i / TILE_ROWS * ahead * b_stride;
-      for (int64_t p = 0; p < ahead; p += LINE<T>) __builtin_prefetch(next + p * b_stride);
-      some_rows(rows - i < TILE_ROWS ? rows - i : TILE_ROWS, depth, used, a + i * row_stride, row_stride, k_stride,
-                b + j * panel_stride, b_stride, panel_stride, c + i * ldc + j * 16, ldc);
+    Ahead<T> next{b + (j + P) * panel_stride, step};
+    for (int64_t i = 0, height; i < rows; i += height) {
+      height = tile_height(rows - i);
+      some_rows(height, depth, panels - j < P ? panels - j : P, a + i * row_stride, row_stride, k_stride,
+                b + j * panel_stride, b_stride, panel_stride, c + i * ldc + j * 16, ldc, next);
+      next = next.after(depth * step);
     }
   }
 }

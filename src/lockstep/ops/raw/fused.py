@@ -30,6 +30,28 @@ def gemm_activation(
 
 
 @define(
+    "gemm_three(Tensor a, Tensor packed0, Tensor packed1, Tensor packed2, int n0, int n1, int n2, Tensor? bias0, "
+    "Tensor? bias1, Tensor? bias2) -> (Tensor, Tensor, Tensor)"
+)
+def gemm_three(
+    a: Tensor, packed0: Tensor, packed1: Tensor, packed2: Tensor, n0: int, n1: int, n2: int, bias0: Tensor | None,
+    bias1: Tensor | None, bias2: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """a [m, k] -> [m, n0], [m, n1], [m, n2]: `gemm` with each weight, in a's dtype."""
+    for i, (packed, n) in enumerate(((packed0, n0), (packed1, n1), (packed2, n2))):
+        same(f"packed{i}", tuple(packed.shape[:2]), (panels(n), a.shape[1]))
+    return a.new_empty(a.shape[0], n0), a.new_empty(a.shape[0], n1), a.new_empty(a.shape[0], n2)
+
+
+@define("gemm_add(Tensor x, Tensor a, Tensor packed) -> Tensor")
+def gemm_add(x: Tensor, a: Tensor, packed: Tensor) -> Tensor:
+    """x float32 [m, n] plus the product of a [m, k] with packed, rounded to a's dtype -> float32 [m, n]."""
+    same("packed", tuple(packed.shape[:2]), (panels(x.shape[1]), a.shape[1]))
+    same("x", (x.shape[0], x.dtype), (a.shape[0], torch.float32))
+    return torch.empty_like(x)
+
+
+@define(
     "norm_rope(Tensor x, Tensor weight, Tensor positions, Tensor table, float eps, float offset) -> (Tensor, Tensor)"
 )
 def norm_rope(
