@@ -33,6 +33,11 @@ for dtype in (torch.float32, torch.bfloat16):
         ops.embedding(torch.arange(101) % 53, w, dtype, 1.5),
         ops.linear_cross_entropy(x, w, torch.arange(101) % 54 - 1, torch.rand(101), 0.1)[0],
     ]
+    packed = [ops.pack(w[:n].detach(), dtype) for n in (53, 20, 17)]
+    for rows in (1, 2, 3, 7, 8, 9, 10, 13):  # the ways of cutting few rows into tiles
+        part = x.detach()[:rows]
+        outputs += torch.ops.lockstep.gemm_three(part, *(p.panels for p in packed), 53, 20, 17, b.detach(), None, None)
+        outputs.append(torch.ops.lockstep.gemm_add(torch.randn(rows, 20), part, packed[1].panels))
     sum(y.float().square().sum() for y in outputs if y.requires_grad).backward()
     for t in [*outputs, x.grad, w.grad, b.grad, q.grad, k.grad, v.grad]:
         digest.update(t.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
