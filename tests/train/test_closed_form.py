@@ -16,7 +16,7 @@ BATCH = Batch(16, 128)
 @pytest.mark.parametrize(
     ("shape", "layout", "why"),
     [
-        (EXPERTS, Layout(dp=2, ep=2), "parallel.ep is 2: expert parallelism is planned for"),
+        (EXPERTS, Layout(cp=2), "parallel.cp is 2: layers with experts or latent attention"),
         (SHAPE, Layout(pp=2, offload_per_stage=(1, 0)), "1 layers of a stage are to be offloaded"),
     ],
 )
@@ -33,8 +33,8 @@ def test_a_plan_that_is_not_run(shape, layout, why, tmp_path, capsys):
 
 
 def test_a_configuration_that_is_not_run(capsys):
-    sets = ["parallel.dp=2", "parallel.ep=2", "data.seq_len=128", "train.micro_batch=2", "train.micro_batches=4"]
+    sets = ["parallel.dp=2", "parallel.cp=2", "data.seq_len=128", "train.micro_batch=2", "train.micro_batches=4"]
     asked = ["dryrun", "mixtral-8x7b", *(word for pair in sets for word in ("--set", pair))]
     assert run(asked) == 0
-    assert "expert parallelism" in capsys.readouterr().out.splitlines()[0]
+    assert "context parallelism" in capsys.readouterr().out.splitlines()[0]
     assert run([*asked, "--rank", "9"]) != 0, "a rank that the mesh does not have is still a mistake"

@@ -12,6 +12,7 @@ KEYS = (
     "pp",
     "dp",
     "tp",
+    "ep",
     "fsdp",
     "sequence_parallel",
     "schedule",
@@ -84,6 +85,29 @@ def test_latent_attention_within_five_per_cent(q_lora_rank):
         "latent", 8, 1024, 16, 8192, intermediate=2816, gated=True, tied=False, q_lora_rank=q_lora_rank, **latent
     )
     closed, real = peaks(shape, Layout(micro_batch=4), Batch(16, 1024), 0)
+    assert closed == pytest.approx(real, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sequences"),
+    [
+        (Layout(micro_batch=4), 16),
+        (Layout(micro_batch=4, recompute="full"), 16),
+        (Layout(dp=2, ep=2, micro_batch=4), 8),
+        (Layout(dp=2, ep=2, micro_batch=4), 32),
+        (Layout(dp=4, ep=2, fsdp=1, micro_batch=1), 32),
+        (Layout(dp=4, ep=4, fsdp=2, micro_batch=4), 64),
+        (Layout(dp=4, ep=2, fsdp=3, micro_batch=4), 64),
+        (Layout(pp=2, dp=2, ep=2, micro_batch=4), 32),
+    ],
+    ids=lambda value: value.describe() if isinstance(value, Layout) else str(value),
+)
+def test_experts_within_five_per_cent(layout, sequences):
+    shape = ModelShape(
+        "experts", 4, 512, 8, 4096, tied=False, intermediate=1408, kv_heads=4, head_dim=64, gated=True, experts=8,
+        experts_per_token=2, expert_intermediate=704,
+    )  # fmt: skip
+    closed, real = peaks(shape, layout, Batch(sequences, 512), 0)
     assert closed == pytest.approx(real, rel=0.05)
 
 

@@ -45,7 +45,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layout(parallel: dict[str, Any]) -> MeshShape:
-    return MeshShape(**{k: v for k, v in parallel.items() if k in ("pp", "dp", "cp", "tp")})
+    return MeshShape(**{k: v for k, v in parallel.items() if k in ("pp", "dp", "cp", "tp", "ep")})
 
 
 def run(config: Config, parallel: dict[str, Any], resume: Path | None = None) -> None:
@@ -136,10 +136,40 @@ def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, alone
     assert losses(expected) == losses(tmp_path / "mesh")
 
 
+EXPERT_LAYOUTS = {
+    "ep2 dp2": {"dp": 2, "ep": 2, "recompute_layers": 1},
+    "ep2 dp4, moments sharded": {"dp": 4, "ep": 2, "fsdp": 1},
+    "ep3 dp3, gradients sharded": {"dp": 3, "ep": 3, "fsdp": 2},
+    "ep2 dp4, weights sharded": {"dp": 4, "ep": 2, "fsdp": 3},
+    "ep2 dp2 pp2 zb-h1, shared experts, latent attention": {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb-h1"},
+    "ep2 dp2 pp2 zb-v, gradients sharded": {"pp": 2, "dp": 2, "ep": 2, "fsdp": 2, "schedule": "zb-v"},
+}
+
+
+def with_experts(family: str) -> dict[str, Any]:
+    """The model section of a tiny model of this family; its first layer is dense."""
+    shape = read_config(CONFIGS[family]().to_dict(), "test").model_dump()
+    return {**shape, "vocab_size": 300, "num_layers": 4, "router_aux_loss": 0.0}
+
+
+@pytest.mark.parametrize("name", EXPERT_LAYOUTS)
+def test_experts_on_several_ranks_give_the_run_of_one_process(
+    tiny: Tiny, tmp_path: Path, alone: Alone, name: str
+) -> None:
+    train = {**TRAIN, "steps": 2, "save_every": 1, "micro_batches": 12, "micro_batch": 1}
+    model = with_experts("deepseek_v3" if "latent" in name else "qwen3_moe")
+    expected = alone(model, train)
+    run(tiny(tmp_path / "mesh", model=model, train=train), EXPERT_LAYOUTS[name])
+    same(expected, tmp_path / "mesh")
+    assert losses(expected) == losses(tmp_path / "mesh")
+
+
 MOVES: dict[str, tuple[dict[str, Any], ...]] = {
     "two processes, a pipeline, one process": ({"dp": 2, "fsdp": 1}, {"pp": 2, "schedule": "v-half"}, {}),
     "weights sharded, tensor parallel, gradients sharded":
         ({"dp": 2, "fsdp": 3}, {"tp": 2, "sequence_parallel": True}, {"dp": 3, "fsdp": 2}),
+    "experts on two ranks, on three, in a pipeline":
+        ({"dp": 2, "ep": 2, "fsdp": 3}, {"dp": 3, "ep": 3, "fsdp": 1}, {"pp": 2}),
 }  # fmt: skip
 
 
@@ -147,7 +177,9 @@ MOVES: dict[str, tuple[dict[str, Any], ...]] = {
 def test_a_run_goes_on_upon_another_layout(tiny: Tiny, tmp_path: Path, moves: str) -> None:
     """The weights of a run that was never stopped."""
     whole, moved = tmp_path / "whole", tmp_path / "moved"
-    train, model = {**TRAIN, "steps": 6, "micro_batches": 6, "canonical_tp": 2}, {**MODEL, "num_kv_heads": 2}
+    segments = 2 if any("tp" in parallel for parallel in MOVES[moves]) else None
+    train = {**TRAIN, "steps": 6, "micro_batches": 6, "canonical_tp": segments}
+    model = with_experts("qwen3_moe") if "experts" in moves else {**MODEL, "num_kv_heads": 2}
     Trainer(tiny(whole, model=model, train=train)).fit()
     config = tiny(moved, model=model, train=train)
     for steps, parallel in zip((2, 4, 6), MOVES[moves], strict=True):
@@ -220,14 +252,11 @@ def test_a_wrong_number_of_processes_is_told(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
-def test_a_pipeline_saves_what_no_gradient_trains(text: Path, tmp_path: Path) -> None:
+def test_a_pipeline_saves_what_no_gradient_trains(tiny: Tiny, tmp_path: Path) -> None:
     """The bias of an expert choice lies on each layer's own stage; a checkpoint has all of them."""
-    shape = read_config(CONFIGS["deepseek_v3"]().to_dict(), "test").model_dump()
-    model = {**shape, "vocab_size": 300, "router_aux_loss": 0.0}
     train = {"steps": 2, "micro_batches": 2}
     for name, parallel in (("alone", {}), ("mesh", {"pp": 2})):
-        tree = tiny_tree(text, tmp_path / name, train=train)
-        run(check(Config, {**tree, "model": model}, "test"), parallel)
+        run(tiny(tmp_path / name, model=with_experts("deepseek_v3"), train=train), parallel)
     same(tmp_path / "alone", tmp_path / "mesh")
     assert any("bias" in name for name in content(tmp_path / "mesh")["step-00000002"])
 
@@ -262,7 +291,11 @@ def test_layouts_that_cannot_be_are_told(tiny: Tiny) -> None:
         "dp 3 x cp 1 x tp 1 = 3 ranks, but 2 processes were started": ("dp", {"dp": 3}, {}),
         "parallel asks for pp2, but the mesh that was given is dp2": ("dp", {"pp": 2}, {}),
         "parallel.cp is 2: in attention each rank takes some of the 1 key heads": ("dp", {"cp": 2}, {}),
-        "parallel.ep is 2: expert parallelism is planned for, but not run": ("dp", {"dp": 2, "ep": 2}, {}),
+        "parallel.ep is 2, but the model has no experts": ("dp", {"dp": 2, "ep": 2}, {}),
+        "parallel.ep is 2, which does not divide the model's 5 experts":
+            ("dp", {"dp": 2, "ep": 2}, {"model": with_experts("mixtral"), "train": {"micro_batches": 2}}),
+        "train.micro_batches is 3, which parallel.dp 2 does not divide: with parallel.ep 2":
+            ("dp", {"dp": 2, "ep": 2}, {"model": with_experts("qwen3_moe")}),
         "train.micro_batches is 3, which parallel.dp 2 does not divide": ("dp", {"dp": 2, "fsdp": 3}, {}),
         "lora.rank 2 with parallel.fsdp 3":
             ("dp", {"dp": 2, "fsdp": 3}, {"lora": {"rank": 2}, "train": {"micro_batches": 2}}),

@@ -29,7 +29,8 @@ class ParallelConfig(Section):
     """Context-parallel ranks: each has a run of a micro-batch's rows, and in attention all rows of some heads. cp
     divides the key heads that `tp` leaves a rank; not with `sequence_parallel`."""
     ep: int = Field(default=1, ge=1)
-    """Expert-parallel ranks, among dp x cp. Planned for only: this version runs 1."""
+    """Expert-parallel ranks, among the replicas: each holds as many of every layer's experts, and rows travel to them.
+    ep divides the experts and dp, and dp divides `train.micro_batches`."""
     fsdp: int = Field(default=0, ge=0, le=3)
     """What is sharded over dp (ZeRO): 0 nothing, 1 the optimizer's moments, 2 gradients too, each layer's exchanged
     after every micro-batch, 3 weights too, each layer's gathered for its forward and again for its backward. 2 and 3

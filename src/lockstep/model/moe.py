@@ -52,7 +52,7 @@ class MoE(nn.Module):
         routes = ops.route(logits, self.routing, self.router.bias)
         if routed is not None:
             routed.append(Routed(logits, routes.offsets))
-        y = ops.combine(self.experts(ops, ops.dispatch(x, routes), routes.offsets), routes)
+        y = ops.combine(self.experts(ops, ops.dispatch(x, routes), routes.groups), routes)
         return y if self.shared is None else y + self.shared(ops, x)
 
 
@@ -86,7 +86,7 @@ class Experts(nn.ModuleList):
         self.activation = config.activation
 
     def forward(self, ops: Operators, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows [R, D], those of expert e from offsets[e] to offsets[e + 1] -> [R, D]."""
+        """rows [R, D], those of group g from offsets[g] to offsets[g + 1] -> [R, D]. A group is an expert's rows."""
         gate, up, down = ([part.ready(ops, rows.dtype) for part in parts] for parts in self._parts())
         return ops.grouped_linear(ops.grouped_gated(rows, gate, up, offsets, self.activation), down, offsets)
 

@@ -1,4 +1,5 @@
-"""Which linear layers tensor parallelism cuts, and along which of their widths (Megatron-LM, arXiv 1909.08053)."""
+"""What of a layer parallelism cuts: linear layers along one of their widths (Megatron-LM, arXiv 1909.08053), experts
+by their number."""
 
 from __future__ import annotations
 
@@ -9,6 +10,12 @@ SPLITS: dict[str, Split] = {
     "mlp.gate": "columns", "mlp.up": "columns", "mlp.down": "rows",
 }  # fmt: skip
 """By module within a layer. columns: of the output's width (heads, the MLP's width); rows: of the input's."""
+
+
+def expert_of(parameter: str) -> int | None:
+    """The expert whose weight this is (``layers.3.mlp.experts.5.gate.weight``); None: it is no expert's."""
+    _, found, rest = parameter.partition(".mlp.experts.")
+    return int(rest.partition(".")[0]) if found else None
 
 
 def split_of(module: str) -> Split | None:

@@ -134,3 +134,8 @@ class Routes:
     offsets: Tensor
     rows: Tensor
     slots: Tensor
+
+    @property
+    def groups(self) -> Tensor:
+        """int32 [G + 1]: where the rows begin that go through one expert together, in what `dispatch` gives."""
+        return self.offsets

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,16 +32,25 @@ WeightGradient = Callable[..., Tensor]
 there are none) -> that of these rows too"""
 
 
+class Due(NamedTuple):
+    """A gradient that was put off. source: the device whose rows it is of, where a weight has a gradient for the rows of
+    each (`spread_experts`)."""
+
+    weight: Tensor
+    gradient: WeightGradient
+    source: int | None = None
+
+
 class WeightQueue:
     """Weight gradients that backward passes have put off since `take` was last called, each with its weight."""
 
     def __init__(self) -> None:
-        self._work: list[tuple[Tensor, WeightGradient]] = []
+        self._work: list[Due] = []
 
-    def put(self, weight: Tensor, gradient: WeightGradient) -> None:
-        self._work.append((weight, gradient))
+    def put(self, weight: Tensor, gradient: WeightGradient, source: int | None = None) -> None:
+        self._work.append(Due(weight, gradient, source))
 
-    def take(self) -> list[tuple[Tensor, WeightGradient]]:
+    def take(self) -> list[Due]:
         """What was queued, in order; the queue is empty afterwards."""
         found, self._work = self._work, []
         return found

@@ -190,7 +190,8 @@ class Mesh:
         shape.check_world(transport.size)
         self.shape, self.rank, self.transport = shape, transport.rank, transport
         self.place = shape.place(self.rank)
-        self.axes = {axis: Axis(axis, shape.group(self.rank, axis), transport) for axis in AXES}
+        names = (*AXES, "ep", "edp")
+        self.axes = {axis: Axis(axis, shape.group(self.rank, axis), transport) for axis in names}
         self.world = Axis("world", range(shape.size), transport)
 
     def __getitem__(self, axis: str) -> Axis:

@@ -14,31 +14,38 @@ from torch import Tensor
 from lockstep.parallel.shards import Run, Shards, joined, unit_of
 from lockstep.parallel.tree import NodeTree
 
+Unit = tuple[str, str]
+"""An axis that shares out, and what of it is exchanged together."""
+
 
 class GradientShards:
     """The sum of a step's gradients, by runs. rounds: micro-batches of each replica.
 
     In round i the replica at place r works on leaf ``i * size + r``. A unit's gradients are exchanged when all of them
-    are there, on every replica in the same order.
+    are there, on every replica in the same order. Of what few ranks share out (``shards.apart``), each has the
+    gradients of several neighbouring leaves in a round.
     """
 
     def __init__(self, names: Iterable[str], shards: Shards, rounds: int) -> None:
         self.shards, self.leaves = shards, rounds * shards.axis.size
-        units: dict[str, list[str]] = {}
+        units: dict[Unit, list[str]] = {}
         for name in names:
-            units.setdefault(unit_of(name), []).append(name)
-        self._parts = {unit: shards.part(members) for unit, members in units.items()}
+            units.setdefault(self._unit(name), []).append(name)
+        self._parts = {unit: shards.part(members).by_axis()[0] for unit, members in units.items()}
         self._trees = {unit: NodeTree(self.leaves) for unit in units}
+        self._waiting: dict[tuple[Unit, int], dict[str, Tensor]] = {}
         self._count = {unit: len(members) for unit, members in units.items()}
-        self._waiting: dict[tuple[str, int], dict[str, Tensor]] = {}
 
     def put(self, name: str, number: int, gradient: Tensor) -> None:
-        """Give this replica's gradient of a parameter in a round; the shards own it from then on."""
-        unit = unit_of(name)
+        """Give a gradient of a parameter, its ``number``-th one here; the shards own it from then on."""
+        unit = self._unit(name)
         waiting = self._waiting.setdefault((unit, number), {})
         waiting[name] = gradient
         if len(waiting) == self._count[unit]:
             self._exchange(unit, number, self._waiting.pop((unit, number)))
+
+    def _unit(self, name: str) -> Unit:
+        return self.shards.axis_of(name).name, unit_of(name)
 
     def total(self) -> dict[Run, Tensor]:
         """The own runs of the sum over all micro-batches, in the shards' order."""
@@ -48,12 +55,14 @@ class GradientShards:
             found |= dict(zip(part.own, values.split([run.size for run in part.own]), strict=True))
         return {run: found[run] for run in self.shards.own}
 
-    def _exchange(self, unit: str, number: int, gradients: dict[str, Tensor]) -> None:
+    def _exchange(self, unit: Unit, number: int, gradients: dict[str, Tensor]) -> None:
         part = self._parts[unit]
         axis, share = part.axis, sum(run.size for run in part.own)
+        each = self.shards.axis.size // axis.size  # leaves of a rank in a round
+        first = number // each * self.shards.axis.size + number % each
         outgoing = [joined(part.read(gradients, run) for run in part.of(i)) for i in range(axis.size)]
         gradients.clear()
         incoming = [outgoing[i] if i == axis.index else torch.empty(share) for i in range(axis.size)]
         axis.exchange(outgoing, incoming)
         for i, values in enumerate(incoming):
-            self._trees[unit].put(number * axis.size + i, values)
+            self._trees[unit].put(first + i * each, values)

@@ -17,7 +17,8 @@ class MeshShape:
     """Degrees of the axes. ``pp * dp * cp * tp`` ranks.
 
     ``ep`` (experts) is no axis of its own: it regroups the ``dp * cp`` ranks of a stage, as every rank of them holds
-    other tokens. Sharding over ``dp`` (fsdp) is a level, not a degree, and so no part of the shape.
+    other tokens. Ranks of a group hold other experts; those that hold the same ones, one of each group, are ``edp``.
+    Sharding over ``dp`` (fsdp) is a level, not a degree, and so no part of the shape.
     """
 
     pp: int = 1
@@ -65,11 +66,14 @@ class MeshShape:
         return number
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from this one along one axis only, itself included, in the order of that axis."""
+        """The ranks that differ from this one along one axis only (``ep`` and ``edp`` too), itself included, in the order
+        of that axis."""
         place = self.place(rank)
         if axis == "ep":
             first = (place["dp"] * self.cp + place["cp"]) // self.ep * self.ep
             return tuple(self._data_rank(place, first + i) for i in range(self.ep))
+        if axis == "edp":
+            return tuple(self._data_rank(place, i) for i in range(place["ep"], self.dp * self.cp, self.ep))
         return tuple(self.rank(**{**place, axis: i}) for i in range(getattr(self, axis)))
 
     def check_world(self, ranks: int) -> None:

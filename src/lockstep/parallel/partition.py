@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from lockstep.config.model import ModelConfig
 from lockstep.model.decoder import Decoder
-from lockstep.model.split import split_of
+from lockstep.model.split import expert_of, split_of
 from lockstep.ops import Operators
 from lockstep.ops.contexts import on_contexts
 from lockstep.ops.cut_linear import cut_operators
+from lockstep.ops.spread_experts import spread_experts
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.head import shared_head
 from lockstep.parallel.nodes import adding
@@ -49,6 +50,7 @@ class Partition:
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
         self.local = local_config(config, mesh.shape.tp)
         self.contexts = mesh["cp"] if mesh.shape.cp > 1 else None
+        self.experts = mesh["ep"] if mesh.shape.ep > 1 else None
         self.rows: RankRows | None = None
         if self.contexts is not None:
             self.rows = RankRows(self.contexts)
@@ -66,11 +68,13 @@ class Partition:
     @property
     def whole(self) -> bool:
         """Whether this rank holds all of the model."""
-        return self.mesh.shape.pp == self.mesh.shape.tp == 1 and self.store is None
+        return self.mesh.shape.pp == self.mesh.shape.tp == self.mesh.shape.ep == 1 and self.store is None
 
     def operators(self, ops: Operators, captured: bool = False) -> Operators:
-        """The operators with products that reach across the tensor-parallel ranks where a weight is cut. captured: for
-        a graph, in which what reaches across are nodes."""
+        """The operators with products that reach across the tensor-parallel ranks where a weight is cut, and rows that
+        go to the ranks of their experts. captured: for a graph, in which what reaches across are nodes."""
+        if self.experts is not None:
+            ops = spread_experts(ops, self.experts)
         segments, axis = self.config.canonical_tp, self.mesh["tp"]
         add = adding("tp") if captured and axis.size > 1 else axis.add
         over = "over tp" if axis.size > 1 else ""
@@ -93,15 +97,17 @@ class Partition:
         """How the data-parallel ranks share out the parameters that this rank updates, by default the decoder's."""
         tensors = dict(Decoder(self.local).named_parameters()) if parameters is None else parameters
         owned = {name: tensors[name] for name in self.owned(self.names)}
-        return Shards(owned, {name: self.local_cut(name) for name in owned}, self.mesh["dp"], by_unit)
+        # The replicas of an expert are fewer than those of all else.
+        apart = {} if self.experts is None else {n: self.mesh["edp"] for n in owned if expert_of(n) is not None}
+        return Shards(owned, {name: self.local_cut(name) for name in owned}, self.mesh["dp"], by_unit, apart)
 
     def owned(self, names: list[str]) -> list[str]:
         """Of these parameters, those that this rank updates (its slice of them)."""
-        return self.stages.owned(names, self.groups)
+        return self._held(self.stages.owned(names, self.groups))
 
     def used(self, names: list[str]) -> list[str]:
         """Of these parameters, those that this rank computes with."""
-        return self.stages.used(names, self.groups)
+        return self._held(self.stages.used(names, self.groups))
 
     def cut(self, name: str) -> Cut:
         """How the whole model's tensor is cut into canonical segments."""
@@ -133,8 +139,8 @@ class Partition:
     def owner(self, name: str) -> list[int]:
         """The ranks (of the first data-parallel replica) whose slices together are the whole tensor."""
         device, _ = self.table.holder(self.stages.group_of(name))
-        cut = self.cut(name).dim is not None
-        return [self.mesh.shape.rank(pp=device, tp=i) for i in range(self.mesh.shape.tp if cut else 1)]
+        cut, holder = self.cut(name).dim is not None, self._holder(name) or 0
+        return [self.mesh.shape.rank(pp=device, dp=holder, tp=i) for i in range(self.mesh.shape.tp if cut else 1)]
 
     def decoder(self, whole: Callable[[str, torch.Size], Tensor]) -> Decoder:
         """A decoder with this rank's tensors in float32, the others on the meta device. whole: gives a whole tensor
@@ -150,6 +156,18 @@ class Partition:
             if self.store is not None and name in trained:
                 self.store.take(name, parameter)
         return decoder
+
+    def _held(self, names: list[str]) -> list[str]:
+        """Without the experts of other ranks."""
+        here = None if self.experts is None else self.experts.index
+        return [name for name in names if self._holder(name) in (None, here)]
+
+    def _holder(self, name: str) -> int | None:
+        """The place along ``ep`` of the rank that has this expert's weight; None for what each has."""
+        expert = expert_of(name)
+        if self.experts is None or expert is None:
+            return None
+        return expert * self.experts.size // self.config.num_experts
 
     def _pieces(self, name: str, whole: Tensor) -> list[Tensor]:
         dim, ranks = self.cut(name).dim, self.mesh.shape.tp

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.model.decoder import BlockCall, Decoder
+from lockstep.model.split import expert_of
 from lockstep.ops import Operators, Packed
-from lockstep.ops.cut_linear import WeightGradient, WeightQueue, deferring
+from lockstep.ops.cut_linear import Due, WeightQueue, deferring
+from lockstep.ops.spread_experts import queueing
 from lockstep.parallel.boundary import passed
 from lockstep.parallel.collectives import Axis
 from lockstep.parallel.mailbox import Letter, Mailbox, letters
@@ -53,12 +55,11 @@ class Work(Protocol):
         """Everything was taken."""
 
 
-Due = tuple[Tensor, WeightGradient]
-"""A weight, and what computes its gradient."""
 Finish = Callable[[int, Tensor], Tensor]
 """(micro-batch, hidden [T, D] after the final norm) -> the objective, a scalar with gradient"""
 Put = Callable[[str, int, Tensor], None]
-"""(parameter, micro-batch, its whole gradient), called once for each pair"""
+"""(parameter, micro-batch, its whole gradient), called once for each pair. An expert of a mesh with ``ep`` has the
+gradients of the micro-batches that all these ranks do at a time: the m-th of the rank at place i has number m ep + i."""
 
 
 class Pipeline:
@@ -69,6 +70,7 @@ class Pipeline:
     and each sends its own to the next stage. layerwise: gradients go to `Put` as soon as their layer's are made, not at
     the end of a step. store: where weights are sharded; what is not a layer is opened here.
     contexts: where ranks share a micro-batch's rows everywhere: a weight's gradient goes on from rank to rank.
+    experts: where ranks hold the experts together; their gradients go to `Put` as soon as they are made.
     """
 
     def __init__(
@@ -85,12 +87,15 @@ class Pipeline:
         layerwise: bool = False,
         store: WeightStore | None = None,
         contexts: Axis | None = None,
+        experts: Axis | None = None,
     ) -> None:
         self.axis, self.table, self.stages, self.decoder, self.dtype = axis, table, stages, decoder, dtype
         self.call, self.parameters, self.rows = call, parameters, rows
-        self.layerwise, self.store, self.contexts = layerwise, store, contexts
+        self.layerwise, self.store, self.contexts, self.experts = layerwise, store, contexts, experts
         self.plain, self.queue = ops, WeightQueue()
         self.ops = deferring(ops, self.queue) if table.split_backward or contexts is not None else ops
+        if experts is not None:
+            self.ops = queueing(self.ops, self.queue)
         groups = [table.group(axis.index, chunk) for chunk in range(table.chunks)]
         self.names = {id(p): name for name, p in parameters.items()}
         self.of_group = {g: [n for n in parameters if g in stages.uses(n)] for g in groups}
@@ -99,6 +104,7 @@ class Pipeline:
         }
         self.shared = stages.tied and TIED in parameters and stages.groups > 1
         self.owns = {name for name in parameters if stages.group_of(name) in groups}
+        self.spread = {name for name in parameters if experts is not None and expert_of(name) is not None}
         trains_tied = stages.tied and decoder.embed.weight.requires_grad
         self.order = letters(table, trains_tied)
         self.current: Step | None = None
@@ -199,7 +205,7 @@ class _Run:
         for name, value in self.work.weights(group, m).items():
             found[name] = found[name].add_(value) if name in found else value
         for name in line.of_group[group]:
-            if name not in line.owns or (name, m) in self.given:
+            if name not in line.owns or name in line.spread or (name, m) in self.given:
                 continue
             value = found.pop(name) if name in found else torch.zeros_like(line.parameters[name])
             if name == TIED and line.shared:
@@ -281,14 +287,14 @@ class Eager:
                 found[name], parameter.grad = parameter.grad, None
         self.due[group, m] = line.queue.take()
         if line.layerwise:
-            self._give(m, found, {line.names[id(weight)] for weight, _ in self.due[group, m]})
+            self._give(m, found, {line.names[id(due.weight)] for due in self.due[group, m]})
             self.halves[group, m] = set(found)
         assert group == 0 or x.grad is not None
         return (x.grad if group > 0 else None), found
 
     def weights(self, group: int, m: int) -> dict[str, Tensor]:
         found, halves = {}, self.halves.pop((group, m), set())
-        for name, value in self._computed(self.due.pop((group, m))):
+        for name, value in self._computed(m, self.due.pop((group, m))):
             found[name] = value
             if self.line.layerwise:
                 self._give(m, found, halves)
@@ -297,7 +303,7 @@ class Eager:
     def _calling(self, m: int) -> BlockCall:
         """How blocks are called for this micro-batch."""
         line = self.line
-        by_layer = line.layerwise or line.contexts is not None
+        by_layer = line.layerwise or line.contexts is not None or line.experts is not None
         if not by_layer or line.table.split_backward or not torch.is_grad_enabled():
             return line.call
 
@@ -309,7 +315,7 @@ class Eager:
     def _layer_done(self, layer: int, m: int) -> None:
         """A layer's backward is over: its gradients need not wait for the other layers'."""
         line = self.line
-        for name, value in self._computed(line.queue.take()):
+        for name, value in self._computed(m, line.queue.take()):
             line.parameters[name].grad = value
         if line.layerwise:
             found = {}
@@ -324,14 +330,19 @@ class Eager:
         for name in [n for n in found if n in self.line.owns and n not in halves and n != TIED]:
             self.give(name, m, found.pop(name))
 
-    def _computed(self, work: list[Due]) -> Iterator[tuple[str, Tensor]]:
-        """The gradients of weights that were put off, by name."""
+    def _computed(self, m: int, work: list[Due]) -> Iterator[tuple[str, Tensor]]:
+        """The gradients of weights that were put off, by name; those of spread experts are given away."""
         line = self.line
+        for due in sorted((due for due in work if due.source is not None), key=lambda due: due.source or 0):
+            assert line.experts is not None
+            assert due.source is not None
+            self.give(line.names[id(due.weight)], m * line.experts.size + due.source, due.gradient())
+        work = [due for due in work if due.source is None]
         if line.contexts is None:
-            values: Iterable[Tensor] = (gradient() for _, gradient in work)
+            values: Iterable[Tensor] = (due.gradient() for due in work)
         else:
-            values = line.contexts.hand_on_all([(gradient, weight.shape) for weight, gradient in work])
-        yield from zip((line.names[id(weight)] for weight, _ in work), values, strict=True)
+            values = line.contexts.hand_on_all([(due.gradient, due.weight.shape) for due in work])
+        yield from zip((line.names[id(due.weight)] for due in work), values, strict=True)
 
     def _tail(self, change: Callable[[WeightStore, str], None]) -> None:
         """Final norm and head are open from a micro-batch's loss to its backward, which mostly follows at once."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lockstep.model.split import expert_of
 from lockstep.ops import Operators
 from lockstep.ops.tree import SQUARE_BLOCK, tree_sum
 from lockstep.parallel.collectives import Mesh
@@ -30,7 +31,8 @@ class Reduction:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int) -> None:
-        """tensors: of the gradients' names and shapes. leaves: micro-batches of all ranks. size: bytes of a bucket."""
+        """tensors: of the gradients' names and shapes. shards: of them, over one axis. leaves: micro-batches of all
+        ranks, of which each of the axis has the gradients of a run. size: bytes of a bucket."""
         self.shards, self.leaves, self.axis = shards, leaves, shards.axis
         mine = spread(leaves, self.axis.size)
         self._nodes = [nodes_of(part.start, part.stop, leaves) for part in mine]
@@ -120,7 +122,7 @@ def global_norm(
     gradient: this rank's own runs, of which it adds up the squares. A parameter's sum is the tree over its segments of
     the tree over their blocks, so the number does not depend on the mesh. cuts: of the whole model's tensors.
     """
-    blocks = _block_sums(gradient, shards, ops)
+    blocks = {key: sums for part in shards.by_axis() for key, sums in _block_sums(gradient, part, ops).items()}
     width = max(cut.segment_count for cut in cuts.values())
     table = torch.zeros(len(names), width, dtype=torch.float64)
     place = {name: i for i, name in enumerate(names)}
@@ -128,18 +130,20 @@ def global_norm(
         here = shards.cuts[name].segment_count
         before = mesh["tp"].index * here if cuts[name].segment_count > here else 0  # those of the ranks before us
         table[place[name], before + segment] = tree_sum(sums)
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "ep", "pp"):
         table = _merged(table, axis, mesh, cuts, names)
     per_parameter = [tree_sum(table[place[name], : cuts[name].segment_count]) for name in names]
     return float(tree_sum(torch.stack(per_parameter)).sqrt())
 
 
 def _merged(table: Tensor, axis: str, mesh: Mesh, cuts: Mapping[str, Cut], names: list[str]) -> Tensor:
+    if mesh[axis].size == 1:
+        return table
     if axis == "pp":
         return mesh["pp"].merge(table)
-    replicated = torch.tensor([cuts[name].segment_count == 1 for name in names])[:, None]
-    # What is not cut is the same on every tensor-parallel rank, and counted once.
-    return torch.where(replicated, table, mesh["tp"].merge(table))
+    alone = [cuts[name].segment_count > 1 if axis == "tp" else expert_of(name) is not None for name in names]
+    # What is not cut is the same on every tensor-parallel rank, and counted once; so is what is no expert's on ``ep``.
+    return torch.where(torch.tensor(alone)[:, None], mesh[axis].merge(table), table)
 
 
 def _block_sums(gradient: Mapping[Run, Tensor], shards: Shards, ops: Operators) -> dict[tuple[str, int], Tensor]:

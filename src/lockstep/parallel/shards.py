@@ -70,24 +70,55 @@ class Shards:
     """Runs of a set of tensors of the same names and shapes: how parts are read, written and collected."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], cuts: Mapping[str, Cut], axis: Axis, by_unit: bool = False
+        self,
+        tensors: Mapping[str, Tensor],
+        cuts: Mapping[str, Cut],
+        axis: Axis,
+        by_unit: bool = False,
+        apart: Mapping[str, Axis] | None = None,
     ) -> None:
         """by_unit: every unit is spread over all ranks, not only the whole, so that they share each layer's traffic;
-        units smaller than a block go around."""
-        groups: dict[str, dict[str, Tensor]] = {}
+        units smaller than a block go around. apart: parameters that other ranks share than those of ``axis``."""
+        self.axis, self.apart, self.cuts, self.runs = axis, dict(apart or {}), dict(cuts), list[Run]()
+        groups: dict[tuple[str, str], dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            groups.setdefault(unit_of(name) if by_unit else "", {})[name] = tensor
-        self.axis, self.cuts, self.runs = axis, dict(cuts), list[Run]()
+            unit = unit_of(name) if by_unit else ""
+            groups.setdefault((self.axis_of(name).name, unit), {})[name] = tensor
         for number, group in enumerate(groups.values()):
-            self.runs += spread_runs(group, cuts, axis.size, number % axis.size)
-        self.own = [run for run in self.runs if run.owner == axis.index]
+            size = self.axis_of(next(iter(group))).size
+            self.runs += spread_runs(group, cuts, size, number % size)
+        self._choose()
+
+    def axis_of(self, name: str) -> Axis:
+        """The ranks that share out a parameter."""
+        return self.apart.get(name, self.axis)
+
+    @property
+    def shared(self) -> bool:
+        """Whether anything is another rank's."""
+        return any(self.axis_of(run.name).size > 1 for run in self.runs)
 
     def part(self, names: Iterable[str]) -> Shards:
         """The runs of some of the parameters."""
-        chosen, found = set(names), Shards({}, self.cuts, self.axis)
+        chosen, found = set(names), Shards({}, self.cuts, self.axis, apart=self.apart)
         found.runs = [run for run in self.runs if run.name in chosen]
-        found.own = [run for run in found.runs if run.owner == self.axis.index]
+        found._choose()
         return found
+
+    def by_axis(self) -> list[Shards]:
+        """The runs in parts that are each shared out over one axis, which is the part's ``axis``."""
+        found = []
+        for axis in dict.fromkeys(self.axis_of(run.name) for run in self.runs):
+            part = Shards({}, self.cuts, axis)
+            part.runs = [run for run in self.runs if self.axis_of(run.name) is axis]
+            part._choose()
+            found.append(part)
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters, in their order."""
+        return list(dict.fromkeys(run.name for run in self.runs))
 
     def of(self, owner: int) -> list[Run]:
         return [run for run in self.runs if run.owner == owner]
@@ -109,8 +140,11 @@ class Shards:
     @torch.no_grad()
     def collect(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill the runs of others from their owners; our own are sent as they are."""
-        if self.axis.size == 1:
-            return
+        for part in self.by_axis():
+            if part.axis.size > 1:
+                part._collect(tensors)
+
+    def _collect(self, tensors: Mapping[str, Tensor]) -> None:
         mine = joined(self.read(tensors, run) for run in self.own)
         found = [mine.new_empty(sum(run.size for run in self.of(owner))) for owner in range(self.axis.size)]
         self.axis.exchange([mine] * self.axis.size, found)
@@ -119,6 +153,9 @@ class Shards:
                 runs = self.of(owner)
                 for run, values in zip(runs, found[owner].split([run.size for run in runs]), strict=True):
                     self.write(tensors, run, values)
+
+    def _choose(self) -> None:
+        self.own = [run for run in self.runs if run.owner == self.axis_of(run.name).index]
 
     def _segment(self, tensors: Mapping[str, Tensor], run: Run) -> Tensor:
         return self.cuts[run.name].segments(tensors[run.name].detach())[run.segment]

@@ -8,7 +8,7 @@ import numpy as np
 
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.layout import SCHEDULES, SPLIT
-from lockstep.plan.parameters import parameters, sharded_parameters
+from lockstep.plan.parameters import expert_parameters, parameters, sharded_parameters
 
 _MASTER, _MOMENTS, _SUM = 4.0, 8.0, 4.0
 """Bytes per parameter in this system: float32 weight, two moments, and every partial sum of gradients that is alive."""
@@ -91,7 +91,7 @@ def _held_together(rows: Columns, one: Column, stage: Column, flight: Column) ->
             waiting, now = np.where(flight >= m, 0.0, np.floor(np.log2(leaf + 1))), stage * flight
         # The gradient of the leaf grows while what the micro-batch held goes, or beside it in a W step.
         grows = (one > stage) | split
-        sums = one * (waiting + np.where(grows, 1 / rows.chunks, 0.0))
+        sums = one * (waiting + np.where(grows, 1 / rows.chunks, 0.0)) + spread_gradients(rows) * waiting
         held = np.maximum(now - np.where(grows & ~split, stage / rows.chunks, 0.0), 0.0)
         better = sums + held > gradients + activations
         gradients, activations = np.where(better, sums, gradients), np.where(better, held, activations)
@@ -109,6 +109,15 @@ def sums_when_reducing(rows: Columns) -> Column:
     stands beside the sum itself."""
     group = rows.sharing
     return np.where((group > 1) & (rows.fsdp < 2), 3.0 - 1.0 / group, 1.0)
+
+
+def spread_gradients(rows: Columns) -> Column:
+    """Of this system: bytes of the partial sums of experts' gradients that wait beside a rank's own. A rank that holds
+    experts for others has their gradients of every rank's micro-batches; these are neighbours in the tree, and added at
+    once, where gradients are sharded; otherwise each rank's are a run of their own, which ends with the step."""
+    experts = expert_parameters(rows) * _SUM
+    apart = rows.ours & (rows.fsdp < 2) & (rows.micro_batches > 1)
+    return np.where(apart, (rows.ep - 1) * experts, 0.0)
 
 
 def state_bytes(rows: Columns, vocabularies: Column | None = None) -> tuple[Column, Column, Column]:
@@ -197,7 +206,7 @@ def deferred_bytes(rows: Columns) -> Column:
     experts = rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
     inside = rows.query + rows.keys + rows.values + rows.core + rows.matrices * middle
-    return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp + 2 * rows.latent)
+    return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp + 2 * rows.latent) + _routed_bytes(rows)
 
 
 def layer_bytes(rows: Columns) -> Column:
@@ -225,7 +234,13 @@ def unsaved_bytes(rows: Columns) -> Column:
     whole = rows.hidden * (2 * rows.residual_bytes + 4 + 2 * rows.dropout) / split
     whole = whole + 2 * 2 * rows.latent  # before and after their norms
     inside = 2 * (rows.query + rows.keys + rows.values) + 2 * rows.core + 2 * rows.matrices * middle
-    return rows.tokens * (whole + inside / rows.tp) + _score_bytes(rows)
+    return rows.tokens * (whole + inside / rows.tp) + _score_bytes(rows) + _routed_bytes(rows)
+
+
+def _routed_bytes(rows: Columns) -> Column:
+    """Of this system: a token's rows as its experts read them and as they come back, and the router's float32 scores."""
+    each = 2 * 2 * rows.experts_per_token * rows.hidden + 4 * rows.experts
+    return np.where(rows.ours, rows.moe * rows.tokens * each, 0.0)
 
 
 def _score_bytes(rows: Columns) -> Column:

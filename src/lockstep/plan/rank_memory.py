@@ -23,6 +23,7 @@ from lockstep.plan.memory import (
     loss_gradients,
     message_bytes,
     recomputed_bytes,
+    spread_gradients,
     stage_bytes,
     state_bytes,
     sums_when_reducing,
@@ -124,6 +125,8 @@ class _Walk:
         self.activations = held(table, stage, m_b=[self.full] * table.stages, m_w=[self.late] * table.stages)
         self.copies, self.layer = float(exchange_copies(mine)[0]), float(unit_bytes(mine)[0][0])
         self.gradient = self._spread(gradient, layers[stage])
+        others = float(spread_gradients(mine)[0]) / sum(layers[stage])
+        self.others = [others * n for n in layers[stage]]
         self.working = float(working_bytes(mine)[0])
         gathers, level = float(gathered_layers(mine)[0]) * self.layer, gathered_layers(mine)[0] > 0
         self.tail = self.words if level else 0.0  # the head, gathered from a micro-batch's loss to its backward
@@ -159,7 +162,7 @@ class _Walk:
             sums, growing = sum(self.gradient), 0.0
         else:
             # A tree over micro-batches: after n leaves there are as many partial sums as n has bits set.
-            sums = sum(g * n.bit_count() for g, n in zip(self.gradient, done, strict=True))
+            sums = sum((g + o) * n.bit_count() for g, o, n in zip(self.gradient, self.others, done, strict=True))
             growing = self.gradient[chunk]
         found = {"gradients": sums, "activations": activations, "working": self.working}
         if step.kind == "F":

@@ -78,12 +78,8 @@ def _table(parallel: ParallelConfig, micro_batches: int) -> Table:
 def check_layout(config: Config, shape: ModelConfig) -> None:
     """Refuse what this version does not run, and degrees that do not divide."""
     parallel, train = config.parallel, config.train
-    if parallel.ep > 1:
-        raise NotRunError(
-            f"parallel.ep is {parallel.ep}: expert parallelism is planned for, but not run in this version; set it to "
-            "1 (with `lockstep plan`: --pin ep=1)"
-        )
     _check_contexts(config, shape)
+    _check_experts(config, shape)
     if parallel.fsdp > 1 and train.micro_batches % parallel.dp:
         raise LockstepError(
             f"train.micro_batches is {train.micro_batches}, which parallel.dp {parallel.dp} does not divide: with "
@@ -116,6 +112,31 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
         raise LockstepError(
             f"lora.rank {config.lora.rank} with parallel.pp {parallel.pp} and parallel.tp {parallel.tp}: adapters "
             "train with data parallelism only in this version; set pp and tp to 1"
+        )
+
+
+def _check_experts(config: Config, shape: ModelConfig) -> None:
+    """Refuse expert parallelism that does not divide, or has nothing to spread."""
+    parallel, train = config.parallel, config.train
+    if parallel.ep == 1:
+        return
+    if not shape.num_experts:
+        raise LockstepError(f"parallel.ep is {parallel.ep}, but the model has no experts: set parallel.ep to 1")
+    if shape.num_experts % parallel.ep:
+        raise LockstepError(
+            f"parallel.ep is {parallel.ep}, which does not divide the model's {shape.num_experts} experts: every rank "
+            "holds as many of them; choose a degree that divides both the experts and parallel.dp"
+        )
+    if train.micro_batches % parallel.dp:
+        raise LockstepError(
+            f"train.micro_batches is {train.micro_batches}, which parallel.dp {parallel.dp} does not divide: with "
+            f"parallel.ep {parallel.ep} replicas send each other rows in every micro-batch, so each must have as many; "
+            "change train.micro_batches or parallel.dp, or set parallel.ep to 1"
+        )
+    if config.lora.rank:
+        raise LockstepError(
+            f"lora.rank {config.lora.rank} with parallel.ep {parallel.ep}: adapters train with data parallelism only "
+            "in this version; set ep to 1"
         )
 
 

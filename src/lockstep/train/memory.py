@@ -18,8 +18,8 @@ _FROZEN = 4
 def check_memory(shape: ModelConfig, adapters: bool, parallel: ParallelConfig) -> None:
     """Raise where one rank's weights and optimizer alone exceed the machine's memory. Activations come on top."""
     trained = sum(size / (parallel.dp if parallel.fsdp >= level else 1) for size, level in _PARTS)
-    cut = parallel.pp * parallel.tp
-    needed, there = parameters(shape) / cut * (_FROZEN if adapters else trained), machine_memory()
+    cut, spread = parallel.pp * parallel.tp, _experts(shape) * (1 - 1 / parallel.ep)
+    needed, there = (parameters(shape) - spread) / cut * (_FROZEN if adapters else trained), machine_memory()
     if there is not None and needed > there:
         share = "a rank's share of the" if parallel.pp * parallel.tp * parallel.dp > 1 else "its"
         raise LockstepError(
@@ -41,6 +41,12 @@ def parameters(shape: ModelConfig) -> int:
             total += layers * layer
             rest = sum(p.numel() for p in one.parameters()) - layer
     return total + rest
+
+
+def _experts(shape: ModelConfig) -> int:
+    """How many of them are experts' own."""
+    layers = max(shape.num_layers - shape.dense_layers, 0) if shape.num_experts else 0
+    return layers * shape.num_experts * 3 * shape.hidden_size * (shape.expert_intermediate_size or 0)
 
 
 def machine_memory() -> int | None:

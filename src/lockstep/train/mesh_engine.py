@@ -51,6 +51,9 @@ class OnMesh:
         self.leaves, self.fsdp = config.train.micro_batches, config.parallel.fsdp
         self.bucket = config.parallel.bucket_mb << 20
         self.mine = leaves_of(config.parallel, self.leaves, mesh["dp"].index)
+        # Of the replicas that hold the experts together, whose micro-batches an expert's gradients are of.
+        ours = [leaves_of(config.parallel, self.leaves, mesh.shape.place(rank)["dp"]) for rank in mesh["ep"].ranks]
+        self.together = [leaf for leaves in zip(*ours, strict=False) for leaf in leaves]
         self.names, self.parameters = part.names, parameters
         self._shapes: dict[str, Tensor] = dict(parameters if part.whole else Decoder(part.config).named_parameters())
         self.owned = {name: parameters[name] for name in part.owned(list(parameters))}
@@ -63,7 +66,7 @@ class OnMesh:
         call = recomputing(again) if store is None else store.calling(recomputing(again))
         self.pipeline = Pipeline(
             mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, call,
-            part.rows, self.fsdp >= 2, store, part.contexts,
+            part.rows, self.fsdp >= 2, store, part.contexts, part.experts,
         )  # fmt: skip
         self.level = LevelOnMesh(mesh, part, model, self.pipeline, self.moments.optimizer, again, config, note)
 
@@ -99,9 +102,16 @@ class OnMesh:
 
     def _summed(self, mine: list[Batch], finish: Finish, work: Work | None) -> list[Tensor]:
         """Tensors of the parameters that this rank updates; of each its own runs are valid."""
-        sums = Reduction(self.owned, self.shards, self.leaves, self.bucket)
-        self.pipeline.step(mine, finish, lambda name, m, gradient: sums.put(name, self.mine[m], gradient), work)
-        total = sums.total()
+        parts = [(part, part.names) for part in self.shards.by_axis()]
+        sums = [Reduction({n: self.owned[n] for n in names}, part, self.leaves, self.bucket) for part, names in parts]
+        of = {name: reduction for reduction, (_, names) in zip(sums, parts, strict=True) for name in names}
+
+        def put(name: str, number: int, gradient: Tensor) -> None:
+            leaves = self.together if name in self.pipeline.spread else self.mine
+            of[name].put(name, leaves[number], gradient)
+
+        self.pipeline.step(mine, finish, put, work)
+        total = {name: tensor for reduction in sums for name, tensor in reduction.total().items()}
         return [total[name] for name in self.owned]
 
     def _sharded(self, mine: list[Batch], finish: Finish) -> list[Tensor]:
@@ -136,8 +146,9 @@ class OnMesh:
             return None
         shares = spread(len(batches), self.mesh.shape.dp)
         mine = shares[self.mesh["dp"].index]
-        # Replicas that share out their weights go through as many micro-batches; what is there twice is not counted.
-        more = [0] * (len(shares[0]) - len(mine)) if self.part.store is not None else []
+        # Replicas that need each other's weights go through as many micro-batches; what is there twice is not counted.
+        together = self.part.store is not None or self.part.experts is not None
+        more = [0] * (len(shares[0]) - len(mine)) if together else []
         sums = torch.zeros(len(batches), 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:

@@ -141,6 +141,8 @@ def not_compiled(part: Partition, config: Config) -> str:
     """What of a layout is not made of programs in this version, in words; empty where all is."""
     if part.rows is not None:
         return "programs do not share rows among ranks (parallel.sequence_parallel, parallel.cp) in this version"
+    if part.experts is not None:
+        return "programs do not send rows to the ranks of their experts (parallel.ep) in this version"
     if config.parallel.fsdp > 1:
         level = config.parallel.fsdp
         return f"programs do not give gradients away layer by layer (parallel.fsdp {level}) in this version"

@@ -33,7 +33,7 @@ class Moments:
         level: int,
         store: WeightStore | None = None,
     ) -> None:
-        self.parameters, self.shards, self.sharded = dict(parameters), shards, level > 0 and shards.axis.size > 1
+        self.parameters, self.shards, self.sharded = dict(parameters), shards, level > 0 and shards.shared
         self.store = store
         self.own: Mapping[str, Tensor] = self.parameters
         if store is not None:
