@@ -141,8 +141,6 @@ def test_what_the_trainer_would_refuse_is_said_while_planning(
     assert "does not run offload of activations in this version" in capsys.readouterr().out
     asked = ["--seq", "4096", "--global-batch-tokens", "4M", "--no-report", "--out", str(tmp_path / "p")]
     assert run(["plan", "mixtral-8x7b", "--cluster", "64xH100", *asked]) == 0
-    out = capsys.readouterr().out
-    assert "with expert parallelism" in out
-    assert "less): " in out
     layout = load_plan(tmp_path / "p").layout
-    assert (layout.ep, layout.cp, layout.tp, any(layout.offloaded)) == (1, 1, 1, False)
+    assert (layout.cp, layout.tp, any(layout.offloaded)) == (1, 1, False)
+    assert layout.ep > 1, "experts are spread"

@@ -33,8 +33,8 @@ there are none) -> that of these rows too"""
 
 
 class Due(NamedTuple):
-    """A gradient that was put off. source: the device whose rows it is of, where a weight has a gradient for the rows of
-    each (`spread_experts`)."""
+    """A gradient that was put off. source: the device whose rows it is of, where a weight has a gradient for the rows
+    of each (`spread_experts`)."""
 
     weight: Tensor
     gradient: WeightGradient

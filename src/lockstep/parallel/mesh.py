@@ -66,8 +66,8 @@ class MeshShape:
         return number
 
     def group(self, rank: int, axis: str) -> tuple[int, ...]:
-        """The ranks that differ from this one along one axis only (``ep`` and ``edp`` too), itself included, in the order
-        of that axis."""
+        """The ranks that differ from this one along one axis only (``ep`` and ``edp`` too), itself included, in the
+        order of that axis."""
         place = self.place(rank)
         if axis == "ep":
             first = (place["dp"] * self.cp + place["cp"]) // self.ep * self.ep

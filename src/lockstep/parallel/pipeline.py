@@ -58,8 +58,9 @@ class Work(Protocol):
 Finish = Callable[[int, Tensor], Tensor]
 """(micro-batch, hidden [T, D] after the final norm) -> the objective, a scalar with gradient"""
 Put = Callable[[str, int, Tensor], None]
-"""(parameter, micro-batch, its whole gradient), called once for each pair. An expert of a mesh with ``ep`` has the
-gradients of the micro-batches that all these ranks do at a time: the m-th of the rank at place i has number m ep + i."""
+"""(parameter, micro-batch, its whole gradient), called once for each pair. An expert of a mesh with ``ep`` has a
+gradient of each micro-batch that these ranks do at a time: that of the m-th one of the rank at place i has number
+``m ep + i``."""
 
 
 class Pipeline:

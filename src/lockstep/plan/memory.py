@@ -238,7 +238,7 @@ def unsaved_bytes(rows: Columns) -> Column:
 
 
 def _routed_bytes(rows: Columns) -> Column:
-    """Of this system: a token's rows as its experts read them and as they come back, and the router's float32 scores."""
+    """Of this system: a token's rows as its experts read them and as they come back, and the router's scores."""
     each = 2 * 2 * rows.experts_per_token * rows.hidden + 4 * rows.experts
     return np.where(rows.ours, rows.moe * rows.tokens * each, 0.0)
 

@@ -127,6 +127,7 @@ class _Walk:
         self.gradient = self._spread(gradient, layers[stage])
         others = float(spread_gradients(mine)[0]) / sum(layers[stage])
         self.others = [others * n for n in layers[stage]]
+        self.ranks = float(mine.ep[0])
         self.working = float(working_bytes(mine)[0])
         gathers, level = float(gathered_layers(mine)[0]) * self.layer, gathered_layers(mine)[0] > 0
         self.tail = self.words if level else 0.0  # the head, gathered from a micro-batch's loss to its backward
@@ -163,7 +164,7 @@ class _Walk:
         else:
             # A tree over micro-batches: after n leaves there are as many partial sums as n has bits set.
             sums = sum((g + o) * n.bit_count() for g, o, n in zip(self.gradient, self.others, done, strict=True))
-            growing = self.gradient[chunk]
+            growing = self.gradient[chunk] + self._experts_grow(chunk, done[chunk])
         found = {"gradients": sums, "activations": activations, "working": self.working}
         if step.kind == "F":
             found["working"] = min(self.working, self.light)
@@ -183,6 +184,12 @@ class _Walk:
         twice = self.words if self.tied and self.ends == 0 else 0.0  # the embedding's two gradients before their sum
         grown = {"gradients": sums + growing + twice, "activations": activations - self.full[chunk]}
         return max(found, found | grown, key=lambda m: sum(m.values()))
+
+    def _experts_grow(self, chunk: int, done: int) -> float:
+        """Of experts that are held for other ranks too: how much more than one sum a micro-batch's gradients add. They
+        come layer by layer, and every other time they are added into what waits."""
+        others = self.others[chunk]
+        return -others / max(self.ranks - 1, 1) if done % 2 else others
 
     def _exchange(self, found: dict[str, float], chunk: int, sums: float, whole: bool) -> dict[str, float]:
         """Gradients go as soon as a layer's are made; those of embedding and head, whole until then, at the end."""
