@@ -33,6 +33,8 @@ def test_both_sides_compute_the_same(name):
     # float32 on both sides, in another order of sums; AdamW's first step divides m by the root of v, where PyTorch
     # corrects both for their bias and the bench's factors do not: lr times a number near 1 is all that may differ.
     tolerance = 1e-3 if name == "AdamW" else 2e-5
+    if "eight bits" in name:  # half a step of 1/127 of a head's largest element, in scores and in values
+        tolerance = 1e-2
     ours = ours.reshape(theirs.shape)  # SDPA keeps a dimension for the batch
     assert torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
 

@@ -45,6 +45,11 @@ def pages() -> tuple[Tensor, Tensor]:
     return half(4, 3, 2, 16, PAGE), half(5, 3, 2, PAGE, 32)
 
 
+def int8_pages() -> tuple[Tensor, ...]:
+    k, v = (torch.arange(x.numel()).mul(37).remainder(255).sub(127).view(x.shape).to(torch.int8) for x in pages())
+    return k, v, randn(6, 3, 2, PAGE).abs(), randn(7, 3, 2, PAGE).abs()
+
+
 def routes() -> tuple[Tensor, ...]:
     """chosen [7, 3] of 12 experts, offsets, rows, slots."""
     chosen = RAW.route(randn(9, 7, 12), None, 3, False, True, 1, 1, False, 1.0)[1]
@@ -61,6 +66,12 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "column_sums": lambda: (half(0, 7, 20),),
     "write_kv": lambda: (half(0, 9, 2, 16), half(1, 9, 2, 32), *pages(), TABLE, BATCH.starts, BATCH.positions),
     "attention_paged": lambda: (half(0, 9, 4, 16), *pages(), TABLE, BATCH.starts, BATCH.positions, 0.3, 3, 5.0),
+    "write_kv_int8": lambda: (
+        half(0, 9, 2, 16), half(1, 9, 2, 32), *int8_pages(), TABLE, BATCH.starts, BATCH.positions,
+    ),
+    "attention_paged_int8": lambda: (
+        half(0, 9, 4, 16), *int8_pages(), TABLE, BATCH.starts, BATCH.positions, 0.3, 3, 5.0,
+    ),
     "attention_packed": lambda: (
         half(0, 9, 4, 16), half(1, 9, 2, 16), half(2, 9, 2, 32), BATCH.starts, BATCH.positions, 0.3, 3, 5.0,
     ),
@@ -129,7 +140,9 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "square_sum": lambda: (randn(0, 70_000),),
     "dequantize": lambda: (torch.zeros(68, dtype=torch.uint8), 8, 34, 32, randn(0, 64)),
 }  # fmt: skip
-IN_PLACE = {"gemm_transposed_add", "write_kv", "write_latents", "rope_write_kv", "adamw", "dequantize"}
+IN_PLACE = {
+    "gemm_transposed_add", "write_kv", "write_kv_int8", "write_latents", "rope_write_kv", "adamw", "dequantize",
+}  # fmt: skip
 SCRATCH = {"linear_cross_entropy": 5}
 """The result whose bytes mean nothing: what the operator worked in."""
 

@@ -10,7 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.ops import PAGE, AdamWFactors, KVPages, LatentPages, Operators, Packed, Paged, plain
+from lockstep.ops import (
+    PAGE,
+    AdamWFactors,
+    Int8Pages,
+    KVPages,
+    LatentPages,
+    Operators,
+    Packed,
+    Paged,
+    int8_pages,
+    plain,
+)
 
 Run = Callable[..., object]
 
@@ -139,6 +150,7 @@ def _attention(s: Sizes) -> list[Case]:
             lambda *x: sdpa(*x, attn_mask=mask), 4.0 * in_window * s.heads * s.dim,
         ),
         _decode(s, scale),
+        _int8_decode(s, scale),
         _latent_decode(s),
     ]  # fmt: skip
 
@@ -147,9 +159,6 @@ def _decode(s: Sizes, scale: float) -> Case:
     """One new token of each of four sequences over its pages; PyTorch's side reads keys and values that are whole."""
     count, keys = 4, s.length
     pages = keys // PAGE
-    table = torch.arange(count * pages, dtype=torch.int32).view(count, pages)
-    batch = Paged(torch.full((count,), keys - 1, dtype=torch.int32), torch.arange(count + 1, dtype=torch.int32), table)
-    shapes = ((count, s.heads, s.dim), *[(count, s.kv_heads, keys, s.dim)] * 2)
 
     def into_pages(ops: Operators, inputs: Sequence[Tensor]) -> Sequence[object]:
         q, k, v = inputs
@@ -157,12 +166,46 @@ def _decode(s: Sizes, scale: float) -> Case:
         v = v.view(count, s.kv_heads, pages, PAGE, s.dim).transpose(1, 2).flatten(0, 1).contiguous()
         return q, KVPages(k, v)
 
+    batch = _last_tokens(count, keys)
     return Case(
-        f"paged attention, 1 query x {keys} keys", shapes,
-        lambda o, q, kept: o.paged_attention(q, kept, batch, scale),
-        lambda q, k, v: F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0],
-        gradient=False, prepare=into_pages,
+        f"paged attention, 1 query x {keys} keys", _last_token_shapes(s, count, keys),
+        lambda o, q, kept: o.paged_attention(q, kept, batch, scale), _to_whole(scale), gradient=False,
+        prepare=into_pages,
     )  # fmt: skip
+
+
+def _int8_decode(s: Sizes, scale: float) -> Case:
+    """The same over pages in eight bits (`numerics: fast`) and a long context."""
+    count, keys = 4, 8 * s.length
+    batch, elements = _last_tokens(count, keys), 2 * count * s.kv_heads * keys * s.dim
+    starts = torch.arange(0, count * keys + 1, keys, dtype=torch.int32)
+    whole = Paged(torch.arange(keys, dtype=torch.int32).repeat(count), starts, batch.page_table)
+
+    def into_pages(ops: Operators, inputs: Sequence[Tensor]) -> Sequence[object]:
+        q, k, v = inputs
+        pages = Int8Pages.zeros(count * keys // PAGE, s.kv_heads, s.dim)
+        int8_pages.write_kv(k.transpose(1, 2).flatten(0, 1), v.transpose(1, 2).flatten(0, 1), pages, whole)
+        return q, pages
+
+    return Case(
+        f"paged attention, 1 query x {keys} keys in eight bits", _last_token_shapes(s, count, keys),
+        lambda o, q, kept: int8_pages.paged_attention(q, kept, batch, scale, 0, 0.0), _to_whole(scale),
+        gradient=False, prepare=into_pages, moved=(elements // 2 + 2 * elements // s.dim, 0),
+    )  # fmt: skip
+
+
+def _last_tokens(count: int, keys: int) -> Paged:
+    """The last of `keys` tokens of each of `count` sequences."""
+    table = torch.arange(count * keys // PAGE, dtype=torch.int32).view(count, -1)
+    return Paged(torch.full((count,), keys - 1, dtype=torch.int32), torch.arange(count + 1, dtype=torch.int32), table)
+
+
+def _last_token_shapes(s: Sizes, count: int, keys: int) -> tuple[tuple[int, ...], ...]:
+    return (count, s.heads, s.dim), *[(count, s.kv_heads, keys, s.dim)] * 2
+
+
+def _to_whole(scale: float) -> Run:
+    return lambda q, k, v: F.scaled_dot_product_attention(q[:, :, None], k, v, scale=scale, enable_gqa=True)[:, :, 0]
 
 
 def _latent_decode(s: Sizes) -> Case:
@@ -227,7 +270,7 @@ def _vocabulary(s: Sizes) -> list[Case]:
             whole=True,  # both gradients are computed in the forward
         ),
         Case(
-            "log-softmax", logits, lambda o, x: o.log_softmax(x.float()), lambda x: F.log_softmax(x.float(), -1),
+            "log-softmax", logits, lambda o, x: o.log_softmax(x), lambda x: F.log_softmax(x, -1),
             gradient=False, why=_ORDER,
         ),
     ]  # fmt: skip

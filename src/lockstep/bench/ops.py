@@ -19,8 +19,8 @@ from lockstep.ops.peaks import matrix_peak, read_bandwidth
 
 Pair = tuple[float, float]
 """Seconds of a forward and of its backward."""
-_ONLY_FLOAT32 = ("AdamW", "sum of squares")
-"""Masters and moments are float32 in every compute dtype."""
+_ONLY_FLOAT32 = ("AdamW", "sum of squares", "log-softmax")
+"""Masters, moments and logits are float32 in every compute dtype."""
 _LEAST = 2e-3
 """Seconds of one measurement: shorter calls are repeated."""
 

@@ -27,8 +27,8 @@ def _pages(config: ModelConfig, numerics: Numerics, count: int, dtype: torch.dty
         return LatentPages(make((count, PAGE, config.latent_dim), dtype))
     heads = (count, config.num_kv_heads)
     dim, v_dim = config.head_dim, config.v_head_dim or config.head_dim
+    k, v = make((*heads, dim, PAGE), dtype), make((*heads, PAGE, v_dim), dtype)
     if dtype == torch.int8:
-        rows = (*heads, PAGE)
-        k, v = make((*rows, dim), dtype), make((*rows, dim), dtype)
-        return Int8Pages(k, v, make(rows, torch.float32), make(rows, torch.float32))
-    return KVPages(make((*heads, dim, PAGE), dtype), make((*heads, PAGE, v_dim), dtype))
+        scales = (*heads, PAGE)
+        return Int8Pages(k, v, make(scales, torch.float32), make(scales, torch.float32))
+    return KVPages(k, v)

@@ -90,13 +90,19 @@ class LatentPages:
 
 @dataclass(frozen=True)
 class Int8Pages:
-    """The pages of one layer in eight bits, for `numerics: fast`. k, v: int8 [pages, kv_heads, PAGE, head_dim];
-    k_scale, v_scale: float32 [pages, kv_heads, PAGE], of each token's head."""
+    """The pages of one layer in eight bits, for `numerics: fast`. k, v: int8 in the layout of KVPages; k_scale and
+    v_scale: float32 [pages, kv_heads, PAGE], of each token's head."""
 
     k: Tensor
     v: Tensor
     k_scale: Tensor
     v_scale: Tensor
+
+    @staticmethod
+    def zeros(pages: int, kv_heads: int, head_dim: int, v_dim: int | None = None) -> Int8Pages:
+        """v_dim: width of a value head, by default that of a key head."""
+        kept = KVPages.zeros(pages, kv_heads, head_dim, torch.int8, v_dim)
+        return Int8Pages(kept.k, kept.v, *(torch.zeros(pages, kv_heads, PAGE) for _ in range(2)))
 
 
 Pages = KVPages | LatentPages | Int8Pages

@@ -157,6 +157,7 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::attention_latent": _attention(1.0),
     "lockstep::attention_packed": _attention(1.0),
     "lockstep::attention_paged": _attention(1.0),
+    "lockstep::attention_paged_int8": _attention(1.0),
     # The scores again, then the gradients of values, probabilities, queries and keys: five products for two.
     "lockstep::attention_backward": _attention(2.5),
     "lockstep::linear_cross_entropy": _loss,
@@ -213,6 +214,7 @@ _ROWS_ONLY = {
 
 _PAGE_WRITES = {
     "lockstep::write_kv": ("k", "v"),
+    "lockstep::write_kv_int8": ("k", "v"),
     "lockstep::rope_write_kv": ("k", "v"),
     "lockstep::write_latents": ("latents",),
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lockstep.ops import build, plain, plain_moe
+from lockstep.ops import build, fast_paged, plain, plain_moe
 from lockstep.ops.adamw import adamw, square_sum
 from lockstep.ops.attention import attention, paged_attention, write_kv
 from lockstep.ops.batch import Routes
@@ -122,10 +122,10 @@ def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators
 
 _PLAIN = Operators(
     "fast", plain.linear, plain.pack, plain.rms_norm, plain.rope, plain.gated, plain.embedding, plain.attention,
-    plain.write_kv, plain.paged_attention, plain.log_softmax, plain.select_logprobs, plain.linear_cross_entropy,
-    plain.adamw, plain.square_sum, plain.dequantize, plain_moe.route, plain_moe.dispatch, plain_moe.grouped_linear,
-    plain_moe.grouped_gated, plain_moe.combine, plain_moe.balance_loss, plain_moe.write_latents,
-    plain_moe.latent_attention, plain_moe.share_heads, plain.softcap,
+    fast_paged.write_kv, fast_paged.paged_attention, plain.log_softmax, plain.select_logprobs,
+    plain.linear_cross_entropy, plain.adamw, plain.square_sum, plain.dequantize, plain_moe.route, plain_moe.dispatch,
+    plain_moe.grouped_linear, plain_moe.grouped_gated, plain_moe.combine, plain_moe.balance_loss,
+    plain_moe.write_latents, plain_moe.latent_attention, plain_moe.share_heads, plain.softcap,
 )  # fmt: skip
 _CONTRACT = Operators(
     "bitwise", linear, pack_to_keep, rms_norm, rope, gated, embedding, attention,

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "kernels.h"
 #include "math16.h"
@@ -24,31 +25,75 @@
 
 namespace lockstep {
 
-// Up to TILE_ROWS query rows that go through the blocks together. Rows differ in position, so in visible keys.
+// Up to GROUP_ROWS query rows that go through a block together: their scores stay in the first-level cache. Rows differ
+// in position, so in visible keys.
+constexpr int64_t GROUP_ROWS = 4 * TILE_ROWS;
+
 struct Group {
   int64_t rows;
-  int64_t position[TILE_ROWS];
-  float m[TILE_ROWS], l[TILE_ROWS];
-  int64_t low[TILE_ROWS], high[TILE_ROWS];  // visible keys within the current block
+  int64_t position[GROUP_ROWS];
+  float m[GROUP_ROWS], l[GROUP_ROWS];
+  int64_t low[GROUP_ROWS], high[GROUP_ROWS];  // visible keys within the current block
+  bool whole;                                 // every row sees every key of it
+};
+
+// Row r of a task becomes the next of its groups.
+inline void join(std::vector<Group>& groups, int64_t r, int64_t position) {
+  Group& g = groups[r / GROUP_ROWS];
+  const int64_t i = r % GROUP_ROWS;
+  g.rows = i + 1;
+  g.position[i] = position;
+  g.m[i] = -INFINITY;
+  g.l[i] = 0.0f;
+}
+
+// A block of keys and values. Element p of sixteen keys lies p * k_step after the start of their panel, sixteen
+// elements of value t lie t * v_step after that of theirs. With scales, key t stands for k_scale[t] times what lies
+// there, and value t for v_scale[t] times it.
+template <typename K, typename V = K>
+struct KeyBlock {
+  const K* k;
+  int64_t k_step, k_panel;
+  const V* v;
+  int64_t v_step, v_panel;
+  const float *k_scale = nullptr, *v_scale = nullptr;
 };
 
 // Which keys of block b each row of the group sees: those from its window's start (0: none) to its own position.
-inline void see(Group& g, int64_t b, int64_t window) {
+// Returns whether any row sees one.
+inline bool see(Group& g, int64_t b, int64_t window) {
+  bool any = false;
+  g.whole = true;
   for (int64_t i = 0; i < g.rows; i++) {
     const int64_t start = window ? g.position[i] - window + 1 : 0;
     g.low[i] = std::clamp<int64_t>(start - b * BLOCK, 0, BLOCK);
     g.high[i] = std::clamp<int64_t>(g.position[i] + 1 - b * BLOCK, 0, BLOCK);
     if (g.low[i] > g.high[i]) g.low[i] = g.high[i];
+    any |= g.low[i] < g.high[i];
+    g.whole &= g.low[i] == 0 && g.high[i] == BLOCK;
+  }
+  return any;
+}
+
+// Scores of the group against one block, in float32 [rows][BLOCK]. A tile computes the panels that one of its rows
+// sees.
+template <typename K, typename V>
+void score_block(const Group& g, const float* q, int64_t dim, const KeyBlock<K, V>& x, float* s) {
+  if (g.whole) return block_product<true>(dim, g.rows, BLOCK / 16, q, dim, 1, x.k, x.k_step, x.k_panel, s, BLOCK);
+  for (int64_t i = 0; i < g.rows; i += TILE_ROWS) {
+    const int64_t rows = std::min<int64_t>(TILE_ROWS, g.rows - i);
+    const int64_t first = *std::min_element(g.low + i, g.low + i + rows) / 16;
+    const int64_t last = (*std::max_element(g.high + i, g.high + i + rows) + 15) / 16;
+    some_rows<true>(rows, dim, last - first, q + i * dim, dim, 1, x.k + first * x.k_panel, x.k_step, x.k_panel,
+                    s + i * BLOCK + first * 16, BLOCK);
   }
 }
 
-// Scores of the group against one block, in float32 [rows][BLOCK]; only panels that some row sees.
-template <typename T>
-void score_block(const Group& g, const float* q, int64_t dim, const T* k, float* s) {
-  const int64_t first = *std::min_element(g.low, g.low + g.rows) / 16;
-  const int64_t last = (*std::max_element(g.high, g.high + g.rows) + 15) / 16;
-  for (int64_t i = 0; i < g.rows; i++) std::fill(s + i * BLOCK + first * 16, s + i * BLOCK + last * 16, 0.0f);
-  some_rows(g.rows, dim, last - first, q, dim, 1, k + first * 16, BLOCK, 16, s + first * 16, BLOCK);
+// Sixteen lanes at a time of every row [BLOCK] times the scales of the block's keys.
+inline void scale_rows(const Group& g, const float* scales, float* s) {
+  for (int64_t i = 0; i < g.rows; i++)
+    for (int64_t j = g.low[i] / 16 * 16; j < g.high[i]; j += 16)
+      (F16::load(s + i * BLOCK + j) * F16::load(scales + j)).store(s + i * BLOCK + j);
 }
 
 // Mask one row's scores (cap them first where there is a cap) and raise its running maximum. Returns by how much the
@@ -82,8 +127,8 @@ inline float exponentials(float m, float* s) {
 
 // Turn the group's scores [rows][BLOCK] into probabilities and update maxima, sums and output scales. Row by row within
 // a phase, so that the processor works on several rows at a time.
-inline void softmax_rows(Group& g, float* s, float* out, int64_t v_dim, float softcap = 0.0f) {
-  int fall[TILE_ROWS];
+inline void softmax_rows(Group& g, float* s, float* out, int64_t v_dim, float softcap) {
+  int fall[GROUP_ROWS];
   for (int64_t i = 0; i < g.rows; i++) fall[i] = g.low[i] < g.high[i] ? mask_row(g, i, s + i * BLOCK, softcap) : 0;
   for (int64_t i = 0; i < g.rows; i++) {
     if (fall[i] == 0) continue;
@@ -95,20 +140,38 @@ inline void softmax_rows(Group& g, float* s, float* out, int64_t v_dim, float so
     if (g.low[i] < g.high[i]) g.l[i] += exponentials(g.m[i], s + i * BLOCK);
 }
 
-// out += p v over each row's visible keys, ascending: alone, then together where all rows see, then alone.
-template <typename T>
-void add_values(const Group& g, const float* p, const T* v, int64_t v_row, float* out, int64_t v_dim) {
-  int64_t low = *std::max_element(g.low, g.low + g.rows), high = *std::min_element(g.high, g.high + g.rows);
-  if (low >= high) low = high = BLOCK;  // no key in common: every row alone
-  auto alone = [&](int64_t i, int64_t from, int64_t to) {
+// out += p v over each row's visible keys, ascending: alone, then together where all rows of a tile see, then alone.
+template <typename K, typename V>
+void add_values(const Group& g, const float* p, const KeyBlock<K, V>& x, float* out, int64_t v_dim) {
+  if (g.whole) return block_product(BLOCK, g.rows, v_dim / 16, p, BLOCK, 1, x.v, x.v_step, x.v_panel, out, v_dim);
+  auto some = [&](int64_t i, int64_t rows, int64_t from, int64_t to) {
     if (from < to)
-      some_rows(1, to - from, v_dim / 16, p + i * BLOCK + from, BLOCK, 1, v + from * v_row, v_row, 16, out + i * v_dim,
-                v_dim);
+      some_rows(rows, to - from, v_dim / 16, p + i * BLOCK + from, BLOCK, 1, x.v + from * x.v_step, x.v_step,
+                x.v_panel, out + i * v_dim, v_dim);
   };
-  for (int64_t i = 0; i < g.rows; i++) alone(i, g.low[i], std::min(low, g.high[i]));
-  if (low < high)
-    some_rows(g.rows, high - low, v_dim / 16, p + low, BLOCK, 1, v + low * v_row, v_row, 16, out, v_dim);
-  for (int64_t i = 0; i < g.rows; i++) alone(i, std::max(high, g.low[i]), g.high[i]);
+  for (int64_t i = 0; i < g.rows; i += TILE_ROWS) {
+    const int64_t end = std::min(i + TILE_ROWS, g.rows);
+    int64_t low = *std::max_element(g.low + i, g.low + end), high = *std::min_element(g.high + i, g.high + end);
+    if (low >= high) low = high = BLOCK;  // no key in common: every row alone
+    for (int64_t r = i; r < end; r++) some(r, 1, g.low[r], std::min(low, g.high[r]));
+    some(i, end - i, low, high);
+    for (int64_t r = i; r < end; r++) some(r, 1, std::max(high, g.low[r]), g.high[r]);
+  }
+}
+
+// All groups of a task against block b. query [rows][dim], acc [rows][v_dim], s [GROUP_ROWS][BLOCK].
+template <typename K, typename V>
+void attend_block(std::vector<Group>& groups, int64_t b, const AttentionShape& a, const float* query,
+                  const KeyBlock<K, V>& x, float* s, float* acc) {
+  for (size_t i = 0; i < groups.size(); i++) {
+    if (!see(groups[i], b, a.window)) continue;
+    float* out = acc + i * GROUP_ROWS * a.v_dim;
+    score_block(groups[i], query + i * GROUP_ROWS * a.dim, a.dim, x, s);
+    if (x.k_scale) scale_rows(groups[i], x.k_scale, s);
+    softmax_rows(groups[i], s, out, a.v_dim, a.softcap);
+    if (x.v_scale) scale_rows(groups[i], x.v_scale, s);
+    add_values(groups[i], s, x, out, a.v_dim);
+  }
 }
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 // than everything else together.
 #include "bindings_attention.h"
 #include "bindings_fused.h"
+#include "bindings_int8.h"
 #include "bindings_latent.h"
 #include "bindings_linear.h"
 #include "bindings_moe.h"
@@ -15,6 +16,7 @@
 TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   lockstep::register_linear(m);
   lockstep::register_attention(m);
+  lockstep::register_int8(m);
   lockstep::register_latent(m);
   lockstep::register_moe(m);
   lockstep::register_norm(m);

@@ -36,6 +36,10 @@ struct Element<int64_t> {
   static constexpr auto type = at::kLong;
 };
 template <>
+struct Element<int8_t> {
+  static constexpr auto type = at::kChar;
+};
+template <>
 struct Element<uint8_t> {
   static constexpr auto type = at::kByte;
 };

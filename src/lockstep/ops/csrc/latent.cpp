@@ -6,10 +6,12 @@
 // stays in the second-level cache, once for all rows of a task: heads of one sequence's neighbouring positions.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "attend.h"
 #include "latent.h"
+#include "panels.h"
 
 namespace lockstep {
 
@@ -36,47 +38,28 @@ std::vector<Task> tasks(const AttentionShape& a) {
   return list;
 }
 
-// Rows [count][dim] into [dim][BLOCK].
-template <typename T>
-void turn(const T* rows, int64_t count, int64_t dim, T* out) {
-  for (int64_t j = 0; j < dim; j += 16)
-    for (int64_t t = 0; t < count; t++)
-      for (int64_t i = 0; i < 16; i++) out[(j + i) * BLOCK + t] = rows[t * dim + j + i];
-}
-
 template <typename T>
 void attend_latents(const T* q, const T* pages, const int32_t* table, T* out, const AttentionShape& a, const Task& t) {
   const int64_t dim = a.dim, v_dim = a.v_dim, total = t.count * t.heads;
   const int64_t end = a.positions[t.first + t.count - 1] + 1;
-  std::vector<float> query(total * dim), acc(total * v_dim, 0.0f), s(TILE_ROWS * BLOCK);
-  std::vector<T> turned(dim * BLOCK);
-  std::vector<Group> groups((total + TILE_ROWS - 1) / TILE_ROWS);
+  const std::unique_ptr<float[]> turned(new float[dim * BLOCK]);
+  std::vector<float> query(total * dim), acc(total * v_dim, 0.0f), s(GROUP_ROWS * BLOCK);
+  std::vector<Group> groups((total + GROUP_ROWS - 1) / GROUP_ROWS);
   auto row = [&](int64_t r) { return (t.first + r / t.heads) * a.heads + t.head + r % t.heads; };
   for (int64_t r = 0; r < total; r++) {
-    Group& g = groups[r / TILE_ROWS];
-    const int64_t i = r % TILE_ROWS;
-    g.rows = i + 1;
-    g.position[i] = a.positions[t.first + r / t.heads];
-    g.m[i] = -INFINITY;
-    g.l[i] = 0.0f;
+    join(groups, r, a.positions[t.first + r / t.heads]);
     for (int64_t j = 0; j < dim; j += 16)
       (F16::load(q + row(r) * dim + j) * F16::all(a.scale * LOG2E)).store(query.data() + r * dim + j);
   }
   for (int64_t b = 0; b * BLOCK < end; b++) {
     const T* latents = pages + int64_t(table[b]) * BLOCK * dim;
-    turn(latents, std::min(BLOCK, (end - b * BLOCK + 15) / 16 * 16), dim, turned.data());
-    for (size_t i = 0; i < groups.size(); i++) {
-      Group& g = groups[i];
-      const int64_t r0 = int64_t(i) * TILE_ROWS;
-      see(g, b, 0);
-      score_block(g, query.data() + r0 * dim, dim, turned.data(), s.data());
-      softmax_rows(g, s.data(), acc.data() + r0 * v_dim, v_dim);
-      add_values(g, s.data(), latents, dim, acc.data() + r0 * v_dim, v_dim);
-    }
+    turned_panels(latents, dim, std::min(BLOCK, end - b * BLOCK), dim, turned.get());
+    const KeyBlock<float, T> block{turned.get(), 16, dim * 16, latents, dim, 16};
+    attend_block(groups, b, a, query.data(), block, s.data(), acc.data());
   }
   for (int64_t r = 0; r < total; r++)
     for (int64_t j = 0; j < v_dim; j += 16)
-      (F16::load(acc.data() + r * v_dim + j) / F16::all(groups[r / TILE_ROWS].l[r % TILE_ROWS]))
+      (F16::load(acc.data() + r * v_dim + j) / F16::all(groups[r / GROUP_ROWS].l[r % GROUP_ROWS]))
           .store(out + row(r) * v_dim + j);
 }
 

@@ -45,14 +45,15 @@ struct Nothing {
   Nothing after(int64_t) const { return {}; }
 };
 
-template <int R, int P, typename T, typename A>
+// FRESH: the chains start from 0 and not from what c holds.
+template <int R, int P, bool FRESH, typename T, typename A>
 inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t b_stride,
                  int64_t panel_stride, float* c, int64_t ldc, A ahead) {
   F16 acc[R][P];
 #pragma GCC unroll 6
   for (int i = 0; i < R; i++)
 #pragma GCC unroll 4
-    for (int j = 0; j < P; j++) acc[i][j] = split<T>(F16::load(c + i * ldc + j * 16));
+    for (int j = 0; j < P; j++) acc[i][j] = FRESH ? F16::zero() : split<T>(F16::load(c + i * ldc + j * 16));
   for (int64_t p = 0; p < depth; p++) {
     F16 right[P];
 #pragma GCC unroll 4
@@ -74,30 +75,43 @@ inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_st
 }
 
 // All panels of R rows: as many at a time as the registers hold, then one by one.
-template <int R, typename T, typename A>
+template <int R, bool FRESH, typename T, typename A>
 inline void row_tiles(int64_t depth, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride, const T* b,
                       int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc, A ahead) {
   constexpr int P = tile_panels(R);
   int64_t j = 0;
   for (; j + P <= panels; j += P)
-    tile<R, P>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc,
-               ahead.after(j * panel_stride));
+    tile<R, P, FRESH>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc,
+                      ahead.after(j * panel_stride));
   for (; j < panels; j++)
-    tile<R, 1>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc,
-               ahead.after(j * panel_stride));
+    tile<R, 1, FRESH>(depth, a, row_stride, k_stride, b + j * panel_stride, b_stride, panel_stride, c + j * 16, ldc,
+                      ahead.after(j * panel_stride));
 }
 
-template <typename T, typename A = Nothing>
+template <bool FRESH = false, typename T, typename A = Nothing>
 inline void some_rows(int64_t rows, int64_t depth, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride,
                       const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc, A ahead = {}) {
   switch (rows) {
-    case 1: return row_tiles<1>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
-    case 2: return row_tiles<2>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
-    case 3: return row_tiles<3>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
-    case 4: return row_tiles<4>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
-    case 5: return row_tiles<5>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
-    case 6: return row_tiles<6>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 1: return row_tiles<1, FRESH>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 2: return row_tiles<2, FRESH>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 3: return row_tiles<3, FRESH>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 4: return row_tiles<4, FRESH>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 5: return row_tiles<5, FRESH>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
+    case 6: return row_tiles<6, FRESH>(depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc, ahead);
   }
+}
+
+// c[rows, panels * 16] of operands that lie in the caches already: panels outermost, nothing fetched ahead.
+template <bool FRESH = false, typename T>
+inline void block_product(int64_t depth, int64_t rows, int64_t panels, const float* a, int64_t row_stride,
+                          int64_t k_stride, const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc) {
+  const int64_t step = rows <= TILE_ROWS ? panels : tile_panels(TILE_ROWS);
+  for (int64_t j = 0; j < panels; j += step)
+    for (int64_t i = 0, height; i < rows; i += height) {
+      height = tile_height(rows - i);
+      some_rows<FRESH>(height, depth, panels - j < step ? panels - j : step, a + i * row_stride, row_stride, k_stride,
+                       b + j * panel_stride, b_stride, panel_stride, c + i * ldc + j * 16, ldc);
+    }
 }
 
 // Bytes of a panel that are under way while one tile takes all rows: what memory delivers in the time it takes to answer.

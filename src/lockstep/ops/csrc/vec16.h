@@ -21,6 +21,7 @@ struct bf16 {
 };
 
 inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return float(x); }
 inline float to_float(bf16 x) {
   uint32_t u = uint32_t(x.bits) << 16;
   float f;
@@ -47,6 +48,9 @@ struct F16 {
   static F16 load(const bf16* p) {
     __m512i w = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))};
+  }
+  static F16 load(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
   }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(bf16* p) const {
@@ -91,6 +95,10 @@ struct F16 {
   static F16 load(const bf16* p) {
     return {widen(_mm_loadu_si128((const __m128i*)p)), widen(_mm_loadu_si128((const __m128i*)(p + 8)))};
   }
+  static __m256 widen8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+  }
+  static F16 load(const int8_t* p) { return {widen8(p), widen8(p + 8)}; }
   void store(float* p) const {
     _mm256_storeu_ps(p, a);
     _mm256_storeu_ps(p + 8, b);
@@ -190,10 +198,11 @@ inline F16 power_of_two(F16 n) {
 
 // Sixteen lanes in the order in which memory is widened fastest: `split` puts lanes into it, `joined` back. A bfloat16
 // is half of a 32-bit word, so with AVX2 the even lanes are the words shifted and the odd ones the words masked: half
-// the instructions of widening them in order. Elsewhere, and for float32, the order is the lanes' own.
+// the instructions of widening them in order. Elsewhere, and for other types, the order is the lanes' own.
 #if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 
 inline F16 load_split(const float* p) { return F16::load(p); }
+inline F16 load_split(const int8_t* p) { return F16::load(p); }
 inline F16 load_split(const bf16* p) {
   const __m256i words = _mm256_loadu_si256((const __m256i*)p);
   const __m256i odd = _mm256_and_si256(words, _mm256_set1_epi32(int(0xffff0000u)));
@@ -201,14 +210,14 @@ inline F16 load_split(const bf16* p) {
 }
 template <typename T>
 inline F16 split(F16 x) {
-  if constexpr (sizeof(T) == 4) return x;
+  if constexpr (sizeof(T) != 2) return x;
   const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(x.a, x.b, 0x88));
   const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(x.a, x.b, 0xdd));
   return {_mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)), _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8))};
 }
 template <typename T>
 inline F16 joined(F16 x) {
-  if constexpr (sizeof(T) == 4) return x;
+  if constexpr (sizeof(T) != 2) return x;
   const __m256 low = _mm256_unpacklo_ps(x.a, x.b), high = _mm256_unpackhi_ps(x.a, x.b);
   return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
 }

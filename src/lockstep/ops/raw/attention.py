@@ -1,4 +1,4 @@
-"""Causal attention and the KV pages: `csrc/attention.cpp`, `csrc/attention_backward.cpp`.
+"""Causal attention and the KV pages: `csrc/attention.cpp`, `csrc/attention_int8.cpp`, `csrc/attention_backward.cpp`.
 
 window 0: none. softcap 0: none, else scores become softcap * tanh(score / softcap).
 """
@@ -30,6 +30,31 @@ def write_kv(
 def attention_paged(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, starts: Tensor, positions: Tensor, scale: float,
     window: int, softcap: float,
+) -> Tensor:  # fmt: skip
+    """q [T, heads, d] -> [T, heads, e]."""
+    same("k_pages' head_dim", k_pages.shape[2], q.shape[2])
+    return q.new_empty(q.shape[0], q.shape[1], v_pages.shape[3])
+
+
+@define(
+    "write_kv_int8(Tensor k, Tensor v, Tensor(a!) k_pages, Tensor(b!) v_pages, Tensor(c!) k_scale, Tensor(d!) v_scale, "
+    "Tensor table, Tensor starts, Tensor positions) -> ()"
+)
+def write_kv_int8(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, k_scale: Tensor, v_scale: Tensor, table: Tensor,
+    starts: Tensor, positions: Tensor,
+) -> None:  # fmt: skip
+    """As write_kv, into pages int8 with scales float32 [*, kv heads, 64]."""
+    write_kv(k, v, k_pages, v_pages, table, starts, positions)
+
+
+@define(
+    "attention_paged_int8(Tensor q, Tensor k_pages, Tensor v_pages, Tensor k_scale, Tensor v_scale, Tensor table, "
+    "Tensor starts, Tensor positions, float scale, int window, float softcap) -> Tensor"
+)
+def attention_paged_int8(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, k_scale: Tensor, v_scale: Tensor, table: Tensor, starts: Tensor,
+    positions: Tensor, scale: float, window: int, softcap: float,
 ) -> Tensor:  # fmt: skip
     """q [T, heads, d] -> [T, heads, e]."""
     same("k_pages' head_dim", k_pages.shape[2], q.shape[2])
