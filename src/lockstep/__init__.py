@@ -6,13 +6,10 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-# Before torch brings OpenMP in. Its threads would wait for work by spinning for milliseconds, which on a machine that
-# does anything else as well holds the very cores that the work needs: 20 times fewer tokens a second were measured with
-# two other processes on two cores. Asleep at once they cost some ten microseconds a kernel, and a decoding step has
-# hundreds. So they spin for about as long as waking takes (a spin is about 10 ns), then sleep. What the user set stays.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ["OMP_WAIT_POLICY"] = "passive"
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+# Before torch brings OpenMP in. Its threads would wait for work by spinning, which on a machine that does anything
+# else as well holds the very cores that the work needs: 20 times fewer tokens a second were measured with two other
+# processes on two cores. Asleep they cost a few microseconds a kernel. A policy set by the user stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:
     from lockstep.config.schema import Config as Config
