@@ -15,13 +15,13 @@ from tests.ranks_as_threads import on_threads
 from torch import Tensor
 
 from lockstep.config import ModelConfig
+from lockstep.memory.layers import LayerPolicy, recomputing
 from lockstep.model.init import draw, random_decoder
 from lockstep.ops import Packed, operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.recompute import RecomputePolicy, recomputing
 from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.schedules import NAMES, schedule
 from lockstep.parallel.shards import Cut, Shards
@@ -31,7 +31,7 @@ from lockstep.train import tree as trainer
 from lockstep.train.data import Batch
 from lockstep.train.step import Compute, step_gradient
 
-KEEP = RecomputePolicy()
+KEEP = LayerPolicy()
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
 
 
@@ -64,7 +64,7 @@ def alone(layers: int, tied: bool, count: int, dtype: torch.dtype) -> tuple[dict
 
 def on_mesh(
     mesh: Mesh, name: str, layers: int, tied: bool, count: int, dtype: torch.dtype,
-    policy: RecomputePolicy = KEEP, per_stage: tuple[int, ...] = (), chunks: int | None = None,
+    policy: LayerPolicy = KEEP, per_stage: tuple[int, ...] = (), chunks: int | None = None,
 ) -> tuple[dict[str, Tensor], float]:  # fmt: skip
     config, ops = model(layers, tied), operators("bitwise")
     mine = spread(count, mesh.shape.dp)[mesh["dp"].index]
@@ -74,7 +74,7 @@ def on_mesh(
     parameters = {n: p for n, p in decoder.named_parameters() if n in part.used(part.names)}
     held = sorted(i for group in part.groups for i in part.stages.layers[group])
     line = Pipeline(
-        mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, recomputing(policy.chosen(held))
+        mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, recomputing(policy.chosen(held).again)
     )  # fmt: skip
     given = batches(count)
     weight = 1.0 / sum(b.loss_tokens for b in given)
@@ -129,7 +129,7 @@ def test_data_parallel_gives_the_bytes_of_one_process(threads: Threads, dp: int,
 
 def test_pipelines_side_by_side_with_uneven_stages_and_recompute(threads: Threads) -> None:
     expected, _, norm = alone(4, True, 5, torch.float32)
-    policy = RecomputePolicy("none", 1)
+    policy = LayerPolicy("none", 1)
     check(
         threads(
             MeshShape(pp=2, dp=2),
@@ -143,7 +143,7 @@ def test_pipelines_side_by_side_with_uneven_stages_and_recompute(threads: Thread
 @pytest.mark.parametrize("name", ["gpipe", "zb-h1", "v-half"])
 def test_recompute_changes_no_bit(threads: Threads, name: str) -> None:
     expected, _, norm = alone(4, False, 5, torch.bfloat16)
-    policy = RecomputePolicy("full")
+    policy = LayerPolicy("full")
     check(
         threads(MeshShape(pp=2), lambda mesh: on_mesh(mesh, name, 4, False, 5, torch.bfloat16, policy)), expected, norm
     )
@@ -180,7 +180,7 @@ def test_any_layout_gives_the_bytes_of_one_process(
 ) -> None:
     pp, dp = degrees
     expected, _, norm = alone(6, tied, count, torch.float32)
-    policy = RecomputePolicy("none", recomputed)
+    policy = LayerPolicy("none", recomputed)
     work = functools.partial(on_mesh, name=name, layers=6, tied=tied, count=count, dtype=torch.float32, policy=policy)
     check(on_threads(MeshShape(pp=pp, dp=dp), work), expected, norm)
 

@@ -10,6 +10,7 @@ import torch
 from tests.model.tiny import CONFIGS
 from torch import Tensor
 
+from lockstep.memory.layers import recomputing
 from lockstep.model.hf_config import read_config
 from lockstep.model.init import draw, random_decoder
 from lockstep.ops import Packed, operators
@@ -17,7 +18,6 @@ from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.recompute import recomputing
 from lockstep.parallel.schedules import schedule
 from lockstep.parallel.stages import stages_of
 from lockstep.parallel.tree import NodeTree

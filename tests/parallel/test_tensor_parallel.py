@@ -13,6 +13,7 @@ from torch import Tensor
 from lockstep.config import ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
+from lockstep.memory.layers import recomputing
 from lockstep.model import Decoder
 from lockstep.model.init import draw, random_decoder
 from lockstep.ops import KVPages, Packed, Paged, operators
@@ -22,7 +23,6 @@ from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.recompute import recomputing
 from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.schedules import schedule
 from lockstep.parallel.shards import Shards

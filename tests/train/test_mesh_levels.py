@@ -27,10 +27,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one process": {},
     "one process that recomputes": {"recompute": "full"},
     "dp2, moments sharded": {"dp": 2, "fsdp": 1},
-    "pp2 1f1b": {"pp": 2, "recompute_layers": 1},
+    "pp2 1f1b, offloads": {"pp": 2, "recompute_layers": 1, "offload_layers": 1},
     "pp2 zb-v": {"pp": 2, "schedule": "zb-v", "recompute_per_stage": [1, 0]},
     "tp2": {"tp": 2},
-    "tp2 pp2, moments sharded": {"tp": 2, "pp": 2, "fsdp": 1, "schedule": "zb-h1"},
+    "tp2 pp2, moments sharded": {"tp": 2, "pp": 2, "fsdp": 1, "schedule": "zb-h1", "offload_per_stage": [2, 0]},
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},

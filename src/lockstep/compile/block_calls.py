@@ -175,8 +175,8 @@ class _Block(Function):
     def forward(ctx: Any, how: _How, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = [tensor.detach() for tensor in inputs]
         results, saved = how.forward(given)
-        ctx.how, ctx.saved = how, [] if how.again else saved
-        ctx.save_for_backward(*(inputs if how.again else (inputs[i] for i in how.kind.used)))
+        ctx.how = how
+        ctx.save_for_backward(*(inputs if how.again else (*(inputs[i] for i in how.kind.used), *saved)))
         ctx.mark_non_differentiable(*(one for i, one in enumerate(results) if i not in how.kind.tangents))
         return tuple(results)
 
@@ -184,8 +184,10 @@ class _Block(Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         how: _How = ctx.how
         kind, layer, rows = how.kind, how.layer, incoming[0].shape[0]
-        given, saved = [tensor.detach() for tensor in ctx.saved_tensors], ctx.saved
-        if how.again:
+        given, saved = [tensor.detach() for tensor in ctx.saved_tensors], []
+        if not how.again:
+            given, saved = given[: len(kind.used)], given[len(kind.used) :]
+        else:
             saved = how.forward(given)[1]
             given = [given[i] for i in kind.used]
         assert kind.backward is not None

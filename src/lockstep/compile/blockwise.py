@@ -13,10 +13,10 @@ from lockstep.compile.capture import CannotCompile, not_possible
 from lockstep.compile.compiler import Compiler
 from lockstep.compile.describe import Unchanged
 from lockstep.compile.program import Placer
+from lockstep.memory.layers import recomputing
 from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.model.moe import Routed
 from lockstep.ops import Operators, Packed
-from lockstep.parallel.recompute import recomputing
 
 
 class Blockwise:

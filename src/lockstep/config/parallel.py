@@ -52,3 +52,11 @@ class ParallelConfig(Section):
     """With `none` and `selective`: how many layers of each stage are recomputed."""
     recompute_per_stage: Annotated[tuple[int, ...], BeforeValidator(_as_tuple)] = ()
     """Instead of `recompute_layers`: a number for each pipeline stage."""
+    offload_layers: int = Field(default=0, ge=0)
+    """How many layers of each stage, after those that are recomputed, have what they keep for the backward pass moved
+    away until then: to the host's memory from an accelerator, to a file (`offload_dir`) where a CPU is the device."""
+    offload_per_stage: Annotated[tuple[int, ...], BeforeValidator(_as_tuple)] = ()
+    """Instead of `offload_layers`: a number for each pipeline stage."""
+    offload_dir: str | None = None
+    """Where a CPU's offloaded activations go, in a file without a name for each process, as large as the most that is
+    away at once: a directory on a fast disk, not in memory (tmpfs). None: the run's `train.out`."""

@@ -250,7 +250,8 @@ class Eager:
     def __init__(self, line: Pipeline, batches: Sequence[MicroBatch], finish: Finish, give: Put) -> None:
         """give: takes gradients that need not wait for the end of a step."""
         self.line, self.batches, self.finish, self.give = line, batches, finish, give
-        self.graph: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (group, micro-batch): input and output
+        # (group, micro-batch): input, unless the group embeds, and output
+        self.graph: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         self.due: dict[tuple[int, int], list[Due]] = {}  # what W has left to do
         self.halves: dict[tuple[int, int], set[str]] = {}  # parameters of whose gradients B made a part
 
@@ -271,7 +272,7 @@ class Eager:
             if not recorded:
                 self._tail(WeightStore.close)
         if recorded:
-            self.graph[group, m] = x, y
+            self.graph[group, m] = None if group == 0 else x, y
         return None if last else y.detach()
 
     def backward(self, group: int, m: int, slope: Tensor | None) -> tuple[Tensor | None, dict[str, Tensor]]:
@@ -290,8 +291,7 @@ class Eager:
         if line.layerwise:
             self._give(m, found, {line.names[id(due.weight)] for due in self.due[group, m]})
             self.halves[group, m] = set(found)
-        assert group == 0 or x.grad is not None
-        return (x.grad if group > 0 else None), found
+        return (None if x is None else x.grad), found
 
     def weights(self, group: int, m: int) -> dict[str, Tensor]:
         found, halves = {}, self.halves.pop((group, m), set())

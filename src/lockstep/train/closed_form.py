@@ -31,9 +31,11 @@ def of_config(config: Config, shape: ModelConfig, why: NotRunError) -> Asked:
         micro_batch=train.micro_batch,
         chunks=parallel.chunks or (2 if parallel.schedule in (*TWO_CHUNKS, "interleaved") else 1),
         recompute_layers=parallel.recompute_layers,
+        offload_layers=parallel.offload_layers,
         sequence_parallel=parallel.sequence_parallel,
         layers_per_stage=parallel.layers_per_stage,
         recompute_per_stage=parallel.recompute_per_stage,
+        offload_per_stage=parallel.offload_per_stage,
     )
     return planner_shape(shape), layout, Batch(train.micro_batch * train.micro_batches, config.data.seq_len)
 

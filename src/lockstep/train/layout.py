@@ -7,10 +7,10 @@ from pathlib import Path
 from lockstep.config import Config, ModelConfig
 from lockstep.config.parallel import ParallelConfig
 from lockstep.errors import LockstepError, NotRunError
+from lockstep.memory.layers import LayerPolicy
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
-from lockstep.parallel.recompute import RecomputePolicy
 from lockstep.parallel.schedules import Table, check, load_table, schedule
 from lockstep.parallel.stages import stages_of
 from lockstep.parallel.tree import spread
@@ -29,8 +29,8 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
         raise LockstepError(
             f"parallel asks for {asked.describe()}, but the mesh that was given is {mesh.shape.describe()}"
         )
-    recomputes = any(recompute_policy(parallel, s) != RecomputePolicy("none") for s in range(parallel.pp))
-    if mesh.shape.size == 1 and not recomputes and shape.canonical_tp == 1:
+    keeps_all = all(layer_policy(parallel, stage).keeps_all for stage in range(parallel.pp))
+    if mesh.shape.size == 1 and keeps_all and shape.canonical_tp == 1:
         return None
     if shape.router_aux_loss:
         raise LockstepError(
@@ -53,10 +53,11 @@ def leaves_of(parallel: ParallelConfig, micro_batches: int, replica: int) -> ran
     return spread(micro_batches, parallel.dp)[replica]
 
 
-def recompute_policy(parallel: ParallelConfig, stage: int) -> RecomputePolicy:
-    """What a stage recomputes."""
-    layers = parallel.recompute_per_stage[stage] if parallel.recompute_per_stage else parallel.recompute_layers
-    return RecomputePolicy("full" if parallel.recompute == "full" else "none", layers)
+def layer_policy(parallel: ParallelConfig, stage: int) -> LayerPolicy:
+    """What a stage recomputes, and what it offloads."""
+    again = parallel.recompute_per_stage[stage] if parallel.recompute_per_stage else parallel.recompute_layers
+    away = parallel.offload_per_stage[stage] if parallel.offload_per_stage else parallel.offload_layers
+    return LayerPolicy("full" if parallel.recompute == "full" else "none", again, away)
 
 
 def _table(parallel: ParallelConfig, micro_batches: int) -> Table:
@@ -91,11 +92,7 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
             f"lora.rank {config.lora.rank} with parallel.fsdp 3: the weights that adapters are for are not sharded in "
             "this version; set parallel.fsdp to 2"
         )
-    if len(parallel.recompute_per_stage) not in (0, parallel.pp) or min(parallel.recompute_per_stage, default=0) < 0:
-        raise LockstepError(
-            f"parallel.recompute_per_stage is {list(parallel.recompute_per_stage)}: give {parallel.pp} numbers of at "
-            "least 0, one for each stage of parallel.pp, or leave it out"
-        )
+    _check_counts(parallel)
     if train.micro_batches < parallel.dp:
         raise LockstepError(
             f"train.micro_batches is {train.micro_batches}, fewer than the {parallel.dp} replicas of parallel.dp: each "
@@ -137,6 +134,24 @@ def _check_experts(config: Config, shape: ModelConfig) -> None:
         raise LockstepError(
             f"lora.rank {config.lora.rank} with parallel.ep {parallel.ep}: adapters train with data parallelism only "
             "in this version; set ep to 1"
+        )
+
+
+def _check_counts(parallel: ParallelConfig) -> None:
+    """Refuse lists that are not one number for each stage, and offload of what is never kept."""
+    for key in ("recompute_per_stage", "offload_per_stage"):
+        counts: tuple[int, ...] = getattr(parallel, key)
+        if len(counts) not in (0, parallel.pp) or min(counts, default=0) < 0:
+            raise LockstepError(
+                f"parallel.{key} is {list(counts)}: give {parallel.pp} numbers of at least 0, one for each stage of "
+                "parallel.pp, or leave it out"
+            )
+    key = "offload_per_stage" if parallel.offload_per_stage else "offload_layers"
+    if parallel.recompute == "full" and (parallel.offload_layers or any(parallel.offload_per_stage)):
+        raise LockstepError(
+            f"parallel.recompute is full, so no layer keeps activations that parallel.{key} could offload: set "
+            "parallel.recompute to none, and parallel.recompute_layers to how many of each stage's layers run again "
+            f"beside those that are offloaded, or leave {key} out"
         )
 
 

@@ -23,7 +23,7 @@ from lockstep.parallel.partition import Partition
 from lockstep.parallel.schedules import Step, Table
 from lockstep.train.dryrun import rank_of
 from lockstep.train.dryrun_report import size
-from lockstep.train.layout import recompute_policy
+from lockstep.train.layout import layer_policy
 from lockstep.train.mesh_level import not_compiled
 
 
@@ -108,9 +108,9 @@ def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder:
     spans = [Span(range(len(decoder.layers)), True, True)]
     if part is not None:
         ops = part.operators(ops, captured=True)
-        policy = recompute_policy(config.parallel, part.mesh["pp"].index)
+        policy = layer_policy(config.parallel, part.mesh["pp"].index)
         held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
-        again, last = policy.chosen(held), part.stages.groups - 1
+        again, last = policy.chosen(held).again, part.stages.groups - 1
         spans = [
             Span(layers, group == 0, group == last, again & set(layers), part.table.split_backward)
             for group, layers in ((group, part.stages.layers[group]) for group in part.groups)

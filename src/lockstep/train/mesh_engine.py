@@ -5,24 +5,26 @@ from __future__ import annotations
 import functools
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config
+from lockstep.memory.layers import recomputing
+from lockstep.memory.offload import Offload
 from lockstep.model import Decoder, Model
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.gradient_shards import GradientShards
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Finish, Pipeline, Work
-from lockstep.parallel.recompute import recomputing
 from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.shards import Run
 from lockstep.parallel.stages import TIED
 from lockstep.parallel.tree import spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
-from lockstep.train.layout import leaves_of, recompute_policy
+from lockstep.train.layout import layer_policy, leaves_of
 from lockstep.train.mesh_level import LevelOnMesh
 from lockstep.train.moments import Moments
 from lockstep.train.peak import peak_resident, reset_peak
@@ -60,15 +62,22 @@ class OnMesh:
         store = part.store
         self.shards = part.shards(self.fsdp >= 2, parameters) if store is None else store.shards
         self.moments = Moments(self.owned, self.shards, config.optimizer, model, self.fsdp, store)
-        policy = recompute_policy(config.parallel, mesh["pp"].index)
-        held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
-        again = policy.chosen(held)
-        call = recomputing(again) if store is None else store.calling(recomputing(again))
+        policy = layer_policy(config.parallel, mesh["pp"].index)
+        spans = [part.stages.layers[group] for group in part.groups]
+        treated = policy.chosen(sorted(layer for span in spans for layer in span))
+        call, offload = recomputing(treated.again), None
+        if treated.away:
+            folder = Path(config.parallel.offload_dir or config.train.out).expanduser()
+            offload = Offload(treated.away, [span.start for span in spans], folder)
+            call = offload.calling(call)
+        call = call if store is None else store.calling(call)
         self.pipeline = Pipeline(
             mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, call,
             part.rows, self.fsdp >= 2, store, part.contexts, part.experts,
         )  # fmt: skip
-        self.level = LevelOnMesh(mesh, part, model, self.pipeline, self.moments.optimizer, again, config, note)
+        self.level = LevelOnMesh(
+            mesh, part, model, self.pipeline, self.moments.optimizer, treated.again, offload, config, note
+        )
 
     def stopping(self, stop: StopRequest) -> bool:
         asked = torch.tensor([float(signal.Signals[stop.signal]) if stop.signal else 0.0])

@@ -26,6 +26,8 @@ from lockstep.compile import (
 from lockstep.compile.describe import Unchanged
 from lockstep.compile.report import explained
 from lockstep.config import Config
+from lockstep.memory.layers import recomputing
+from lockstep.memory.offload import Offload
 from lockstep.model import Model
 from lockstep.ops import operators
 from lockstep.parallel.collectives import Mesh
@@ -52,12 +54,15 @@ class LevelOnMesh:
         pipeline: Pipeline,
         optimizer: AdamW,
         again: frozenset[int],
+        offload: Offload | None,
         config: Config,
         note: Callable[[str], None],
     ) -> None:
-        """again: the layers that are recomputed."""
+        """again: the layers that are recomputed. offload: moves the activations of others. It moves what a block's
+        program keeps, not what a whole group's does, so there the level of groups is O1."""
         self.mesh, self.part, self.model, self.pipeline = mesh, part, model, pipeline
         self.optimizer, self.again, self.config, self.note = optimizer, again, config, note
+        self.offload = offload
         self.rows = config.train.micro_batch * config.data.seq_len
         self._plain = pipeline.call
         self._asked = config.compile.of_model != "O0" and model.ops.numerics == "bitwise"
@@ -116,12 +121,16 @@ class LevelOnMesh:
         ops = part.operators(operators("bitwise"), captured=True)
         groups = {"tp": Group(self.mesh["tp"])} if self.mesh.shape.tp > 1 else {}
         placer, deferring = Placer(self.rows), part.table.split_backward
-        if compiler.level == "O1":
+        if compiler.level == "O1" or self.offload is not None:
             spans = [part.stages.layers[group] for group in part.groups]
             queue = line.queue if deferring else None
-            line.call = BlockCalls(
-                model.decoder, ops, model.dtype, spans, self.again, queue, compiler, placer, groups, self._plain
-            )
+            calls = BlockCalls(
+                model.decoder, ops, model.dtype, spans, self.again, queue, compiler, placer, groups,
+                recomputing(self.again),
+            )  # fmt: skip
+            line.call = calls if self.offload is None else self.offload.calling(calls)
+            if compiler.level == "O2":
+                self._update = CompiledUpdate(self.optimizer)
             return
         found = {}
         for group in part.groups:

@@ -23,24 +23,21 @@ def planned(config: Config, file: Path) -> Config:
     shape = config.model if isinstance(config.model, ModelConfig) else load(config.model, numerics="fast").config
     check_model(plan, planner_shape(shape))
     layout, batch = plan.layout, plan.batch
-    if any(layout.offloaded):
-        raise NotRunError(
-            f"{file}: {max(layout.offloaded)} layers of a stage are to be offloaded: activations in host memory are "
-            "planned for, but not run in this version; make the plan with --pin offload_layers=0"
-        )
     if layout.tp > 1 and (shape.num_experts or shape.kv_lora_rank):
         raise NotRunError(
             f"{file}: tp is {layout.tp}: layers with experts or latent attention are not cut by tensor parallelism in "
             "this version; make the plan with --pin tp=1"
         )
     degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
-    choices = {key: getattr(layout, key) for key in ("schedule", "recompute", "recompute_layers", "bucket_mb")}
+    kept = ("schedule", "recompute", "recompute_layers", "offload_layers", "bucket_mb")
+    choices = {key: getattr(layout, key) for key in kept}
     choices["sequence_parallel"] = layout.sequence_parallel and layout.tp > 1
     tree: dict[str, Any] = config.model_dump()
     tree["parallel"] |= degrees | choices | {
         "chunks": layout.chunks if layout.schedule == "interleaved" else None,
         "layers_per_stage": list(layout.layers_per_stage) if layout.pp > 1 else [],
         "recompute_per_stage": list(layout.recompute_per_stage),
+        "offload_per_stage": list(layout.offload_per_stage),
     }  # fmt: skip
     tree["train"] |= {"micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch}
     tree["data"] |= {"seq_len": batch.seq}

@@ -52,6 +52,9 @@ def layout_line(parallel: ParallelConfig) -> str:
     if parallel.recompute == "full" or any(counts):
         some = "every layer" if parallel.recompute == "full" else f"{'/'.join(map(str, counts))} layers a stage"
         parts.append(f"recomputes {some}")
+    away = parallel.offload_per_stage or (parallel.offload_layers,)
+    if any(away):
+        parts.append(f"offloads {'/'.join(map(str, away))} layers a stage")
     if parallel.sequence_parallel and parallel.tp > 1:
         parts.append("rows shared")
     if parallel.fsdp:
