@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lockstep.errors import LockstepError
-from lockstep.memory.host import Disk, Pinned
+from lockstep.memory.host import Disk, Pinned, in_memory
 from lockstep.memory.offload import Offload
 from tests.train.allocated import most_allocated
 
@@ -174,3 +174,13 @@ def test_pinned_memory_gives_the_bytes_of_plain_autograd() -> None:
     assert isinstance(offload._place, Pinned)
     for a, b in zip(expected, found, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_directory_in_memory_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    for folder in (tmp_path, Path("/dev/shm")):
+        if in_memory(folder.parent) or not folder.is_dir():
+            pytest.skip("temporary files are in memory here, or /dev/shm is not there")
+        _run(Offload([0], [0], folder, told.append).calling(_plain), 2, [("F", 0), ("B", 0)])
+    assert len(told) == 1
+    assert "/dev/shm is a directory in memory" in told[0]

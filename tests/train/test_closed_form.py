@@ -17,7 +17,6 @@ BATCH = Batch(16, 128)
     ("shape", "layout", "why"),
     [
         (EXPERTS, Layout(cp=2), "parallel.cp is 2: layers with experts or latent attention"),
-        (SHAPE, Layout(pp=2, offload_per_stage=(1, 0)), "1 layers of a stage are to be offloaded"),
     ],
 )
 def test_a_plan_that_is_not_run(shape, layout, why, tmp_path, capsys):

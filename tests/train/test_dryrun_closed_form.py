@@ -9,17 +9,9 @@ from lockstep.train.dryrun import dry_run
 
 SIZES = {"intermediate": 2816, "kv_heads": 4, "head_dim": 64, "gated": True}
 KEYS = (
-    "pp",
-    "dp",
-    "tp",
-    "ep",
-    "fsdp",
-    "sequence_parallel",
-    "schedule",
-    "recompute",
-    "recompute_layers",
-    "recompute_per_stage",
-)
+    "pp", "dp", "cp", "tp", "ep", "fsdp", "sequence_parallel", "schedule", "recompute", "recompute_layers",
+    "recompute_per_stage", "offload_layers", "offload_per_stage",
+)  # fmt: skip
 
 
 def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[float, float]:
@@ -42,12 +34,16 @@ def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[f
     [
         (Layout(), 1, False, 0),
         (Layout(micro_batch=4), 16, False, 0),
+        (Layout(micro_batch=4, offload_layers=8), 8, False, 0),
+        (Layout(micro_batch=4, recompute_layers=2, offload_layers=4), 8, False, 0),
         (Layout(micro_batch=2), 4, True, 0),
         (Layout(dp=2, micro_batch=4), 8, False, 1),
         (Layout(dp=4, fsdp=1, micro_batch=2), 32, False, 3),
         (Layout(dp=4, fsdp=2, micro_batch=2), 32, False, 0),
         (Layout(dp=4, fsdp=3, micro_batch=2), 32, False, 1),
         (Layout(dp=2, fsdp=3, micro_batch=4, recompute="full"), 16, True, 0),
+        (Layout(dp=4, fsdp=3, micro_batch=2, recompute="full"), 16, False, 0),
+        (Layout(dp=4, fsdp=3, micro_batch=4, offload_layers=7), 32, False, 1),
         (Layout(pp=2, dp=2, fsdp=3, micro_batch=2), 16, False, 1),
         (Layout(pp=2, micro_batch=4), 16, False, 0),
         (Layout(pp=2, micro_batch=2), 8, True, 1),
@@ -61,6 +57,10 @@ def peaks(shape: ModelShape, layout: Layout, batch: Batch, rank: int) -> tuple[f
         (Layout(pp=2, micro_batch=4, recompute_per_stage=(3, 0)), 8, False, 0),
         (Layout(pp=2, micro_batch=4, recompute_per_stage=(3, 0)), 8, False, 1),
         (Layout(pp=2, micro_batch=4, schedule="zb-h1"), 16, False, 1),
+        (Layout(pp=2, micro_batch=4, schedule="zb-h1", offload_layers=3), 16, False, 0),
+        (Layout(pp=4, micro_batch=4, offload_per_stage=(2, 2, 1, 1)), 16, False, 3),
+        (Layout(tp=2, micro_batch=4, offload_layers=5), 8, False, 1),
+        (Layout(cp=2, micro_batch=4, offload_layers=5), 8, False, 1),
         (Layout(pp=2, micro_batch=4, schedule="interleaved", chunks=2), 16, False, 0),
     ],
     ids=lambda value: value.describe() if isinstance(value, Layout) else str(value),

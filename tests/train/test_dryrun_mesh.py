@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,11 +76,13 @@ LAYOUTS: list[dict[str, Any]] = [
     {"dp": 4, "fsdp": 2},
     {"dp": 4, "fsdp": 3},
     {"pp": 2, "dp": 2, "fsdp": 3, "schedule": "zb-h1"},
+    {"dp": 4, "fsdp": 3, "recompute_layers": 1, "offload_layers": 3},
 ]
 
 
 @pytest.mark.parametrize("parallel", LAYOUTS, ids=str)
-def test_peak_within_five_per_cent_of_the_measured_one(parallel: dict[str, Any]) -> None:
+def test_peak_within_five_per_cent_of_the_measured_one(parallel: dict[str, Any], tmp_path: Path) -> None:
+    parallel = {**parallel, "offload_dir": str(tmp_path)}
     rank = MeshShape.of(Config.model_validate({"parallel": parallel}).parallel).size - 1
     config = Config.model_validate({
         "data": {"seq_len": 256}, "train": {"micro_batch": 8, "micro_batches": 4}, "parallel": parallel,

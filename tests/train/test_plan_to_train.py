@@ -73,7 +73,7 @@ def plan(tmp_path: Path, *pins: str) -> Plan:
 
 @pytest.mark.parametrize(
     "pins",
-    [("tp=2",), ("dp=2", "fsdp=3", "recompute=full")],
+    [("tp=2",), ("dp=2", "fsdp=3", "recompute=full"), ("pp=2", "offload_layers=1", "schedule=1f1b")],
     ids=str,
 )
 def test_a_plan_trains_to_the_bytes_of_one_process(
@@ -91,19 +91,23 @@ def test_a_plan_trains_to_the_bytes_of_one_process(
     train = config.train.model_copy(update={"out": str(tmp_path / "alone")})
     alone = config.model_copy(update={"train": train})
     Trainer(
-        alone, parallel={"pp": 1, "dp": 1, "cp": 1, "tp": 1, "fsdp": 0, "recompute_layers": 0, "recompute": "none"}
-    ).fit()
+        alone,
+        parallel={
+            "pp": 1, "dp": 1, "cp": 1, "tp": 1, "fsdp": 0, "recompute_layers": 0, "recompute": "none",
+            "offload_layers": 0,
+        },
+    ).fit()  # fmt: skip
     same(tmp_path / "alone", tmp_path / "mesh")
     assert losses(tmp_path / "alone") == losses(tmp_path / "mesh")
 
 
 def test_the_trainer_takes_every_candidate(written: dict[str, Any], tmp_path: Path) -> None:
-    """Every layout that the search looks at for a dense model on this machine, up to the parts that a rank would hold
-    (offload, which it tries last, aside)."""
+    """Every layout that the search looks at for a dense model on this machine, up to the parts that a rank would
+    hold."""
     shape, place = model_shape(tmp_path / "run.yaml"), load_cluster(f"2x{tmp_path / 'here.yaml'}")
     batch = make_batch(512, 32)
     predicted = predict(shape, Layout(dp=2), place, batch)  # not what is tested
-    found, seen = evaluate(shape, place, batch, {"offload_layers": 0}, Coefficients()), set()
+    found, seen = evaluate(shape, place, batch, {}, Coefficients()), set()
     for row in range(len(found.memory)):
         layout = found.layout(row)
         Plan(shape, place.name, batch, layout, predicted).save(tmp_path / "plan.yaml")
@@ -135,10 +139,6 @@ def test_two_processes_run_the_plan_that_the_search_chose(
 def test_what_the_trainer_would_refuse_is_said_while_planning(
     written: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = f"2x{tmp_path / 'here.yaml'}"
-    asked = [*ASKED, "--pin", "offload_layers=1", "--out", str(tmp_path / "p")]
-    assert run(["plan", str(tmp_path / "run.yaml"), "--cluster", cluster, *asked]) == 0
-    assert "does not run offload of activations in this version" in capsys.readouterr().out
     asked = ["--seq", "4096", "--global-batch-tokens", "4M", "--no-report", "--out", str(tmp_path / "p")]
     assert run(["plan", "mixtral-8x7b", "--cluster", "64xH100", *asked]) == 0
     layout = load_plan(tmp_path / "p").layout

@@ -11,7 +11,7 @@ offloaded layers of one micro-batch are on the device at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,20 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from lockstep.memory.host import Place, Trip, place_for
+from lockstep.memory.host import Disk, Place, Trip, in_memory, place_for
 from lockstep.model.decoder import BlockCall
 from lockstep.parallel.boundary import passed
 
 
 class Offload:
     """The offloaded layers of one rank. layers: which; starts: the first layer of every group of layers, into which
-    activations come as messages; folder: for what a CPU offloads."""
+    activations come as messages; folder: for what a CPU offloads; note: takes a line for the user."""
 
-    def __init__(self, layers: Collection[int], starts: Collection[int], folder: Path) -> None:
+    def __init__(
+        self, layers: Collection[int], starts: Collection[int], folder: Path, note: Callable[[str], None] = print
+    ) -> None:
         self.layers, self.starts, self.folder = frozenset(layers), frozenset(starts), folder
+        self.note = note
         self._place: Place | None = None
         self._leaving: _Kept | None = None
         self._before: _Kept | None = None
@@ -92,6 +95,11 @@ class Offload:
     def _place_for(self, device: torch.device) -> Place:
         if self._place is None:
             self._place = place_for(device, self.folder)
+            if isinstance(self._place, Disk) and in_memory(self.folder):
+                self.note(
+                    f"parallel.offload_dir: {self.folder} is a directory in memory, so offloading into it saves none: "
+                    "give one on a disk"
+                )
         return self._place
 
 
@@ -125,7 +133,7 @@ class _Kept:
         if index == len(self._here):
             whole = tensor.detach().as_strided((size // tensor.itemsize,), (1,), 0)
             self._here.append(whole.view(torch.uint8))
-        return _Saved(index, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return _Saved(index, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):

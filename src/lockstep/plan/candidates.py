@@ -73,6 +73,11 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
         if fixed[key] < low or (high is not None and fixed[key] > high):
             said = f"at least {low}" if high is None else f"{low} to {high}"
             raise LockstepError(f"pin {key}={value}: expected {said}.")
+    if fixed.get("recompute") == "full" and fixed.get("offload_layers"):
+        raise LockstepError(
+            f"pins recompute=full and offload_layers={fixed['offload_layers']}: what is recomputed leaves nothing to "
+            "offload. Drop one, or pin recompute=none and a number of recompute_layers."
+        )
     degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
     together = int(np.prod(list(degrees.values()))) if degrees else 1
     if cluster.devices % together:
@@ -112,7 +117,8 @@ def _choices(
     sizes = [n for n in ([pins["micro_batch"]] if "micro_batch" in pins else _MICRO_BATCHES) if per_rank % n == 0]
     levels = [pins["fsdp"]] if "fsdp" in pins else _levels(pp, dp * cp)
     # Fused attention never keeps scores: selective recomputation has nothing to drop.
-    kinds = [pins["recompute"]] if "recompute" in pins else ["none", "full"]
+    # What is recomputed whole leaves nothing to offload.
+    kinds = [pins["recompute"]] if "recompute" in pins else ["none", "full"][: 1 if pins.get("offload_layers") else 2]
     if "recompute" not in pins and shape.attention == "unfused":
         kinds.append("selective")
     found = []

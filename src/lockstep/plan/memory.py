@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.layout import SCHEDULES, SPLIT
@@ -67,7 +68,7 @@ def memory(rows: Columns) -> Memory:
     # The largest exchange of gradients comes when the micro-batch's activations have gone.
     copies, ends = exchange_copies(rows), np.where((rows.pp == 1) | rows.folded, 2.0 - rows.tied, 1.0)
     exchanged = np.where(copies > 0, np.maximum(copies * layer + words, words * (ends + copies - 1)) - stage, 0.0)
-    working = np.maximum(working_bytes(rows), exchanged) + messages * message_bytes(rows)
+    working = np.maximum(working_bytes(rows) + moving_bytes(rows), exchanged) + messages * message_bytes(rows)
     held = weights + optimizer + gradients + activations + working + logits
     return Memory(weights, gradients, optimizer, activations, working, logits, buffer_bytes(rows), MARGIN * held)
 
@@ -132,17 +133,25 @@ def state_bytes(rows: Columns, vocabularies: Column | None = None) -> tuple[Colu
 
 def stage_bytes(rows: Columns) -> Column:
     """Bytes of one micro-batch that the fullest stage keeps on the device: offloaded layers wait in host memory."""
-    away = np.minimum(rows.offload_layers, rows.slow_layers * (1 - rows.full))
-    return layer_bytes(rows) * rows.slow_layers - away * plain_layer_bytes(rows)
+    return layer_bytes(rows) * rows.slow_layers - away_layers(rows) * plain_layer_bytes(rows)
+
+
+def away_layers(rows: Columns) -> Column:
+    """Layers of the fullest stage that are offloaded: of those that are not recomputed."""
+    return np.minimum(rows.offload_layers, rows.slow_layers * (1 - rows.full))
+
+
+def moving_bytes(rows: Columns) -> Column:
+    """Two layers are on the device while one leaves, or comes back: what that is beyond the layers that stay, of
+    which nothing is there yet, or any more."""
+    away = away_layers(rows)
+    stay = rows.slow_layers * (1 - rows.full) - away
+    return np.where(away > 0, np.maximum(0.0, np.minimum(2.0, stay + away) - stay), 0.0) * plain_layer_bytes(rows)
 
 
 def working_bytes(rows: Columns) -> Column:
     """What comes and goes: one layer's recomputed activations, or the backward's gradients of the residual stream."""
-    # A layer on its way out and one on its way back.
-    moving = np.where(rows.offload_layers > 0, 2 * plain_layer_bytes(rows), 0.0)
-    layer, words = unit_bytes(rows)
-    moving = moving + gathered_layers(rows) * layer + np.where(gathered_layers(rows) > 0, words, 0.0)
-    return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + moving
+    return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + gathered_bytes(rows)
 
 
 def unit_bytes(rows: Columns) -> tuple[Column, Column]:
@@ -161,9 +170,20 @@ def exchange_copies(rows: Columns) -> Column:
     return np.where(rows.ours & (rows.fsdp >= 2) & (group > 1), 3.0 - 1.0 / group, 0.0)
 
 
-def gathered_layers(rows: Columns) -> Column:
-    """With weights sharded, how often a layer's weights are there while they are gathered: as sent, as used."""
-    return np.where(rows.ours & (rows.fsdp >= 3) & (rows.sharing > 1), 2.0, 0.0)
+def gathers(rows: Columns) -> NDArray[np.bool_]:
+    """Whether weights are sharded, and gathered layer by layer."""
+    return rows.ours & (rows.fsdp >= 3) & (rows.sharing > 1)
+
+
+def gathered_bytes(rows: Columns) -> Column:
+    """With weights sharded: the head, from a micro-batch's loss to its backward; a layer's weights, twice while they
+    are gathered, and beside its gradients. Where it is recomputed, the first of those are made while all of its
+    activations are there, and the gradients of the MLP's values too."""
+    layer, words = unit_bytes(rows)
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
+    again = 1.25 * layer + rows.tokens * (6 * rows.hidden + 2 * middle / rows.tp)
+    each = np.where(rows.full > 0, np.maximum(2 * layer - recomputed_bytes(rows), again), 2 * layer)
+    return np.where(gathers(rows), words + each, 0.0)
 
 
 def recomputed_bytes(rows: Columns) -> Column:

@@ -15,14 +15,16 @@ from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import (
     MARGIN,
+    away_layers,
     buffer_bytes,
     deferred_bytes,
     exchange_copies,
-    gathered_layers,
+    gathered_bytes,
+    gathers,
     logits_bytes,
     loss_gradients,
     message_bytes,
-    recomputed_bytes,
+    plain_layer_bytes,
     spread_gradients,
     stage_bytes,
     state_bytes,
@@ -129,10 +131,10 @@ class _Walk:
         self.others = [others * n for n in layers[stage]]
         self.ranks = float(mine.ep[0])
         self.working = float(working_bytes(mine)[0])
-        gathers, level = float(gathered_layers(mine)[0]) * self.layer, gathered_layers(mine)[0] > 0
-        self.tail = self.words if level else 0.0  # the head, gathered from a micro-batch's loss to its backward
-        self.calm = self.working - gathers - self.tail
-        self.light = self.working - max(0.0, float(recomputed_bytes(mine)[0] - mine.tokens[0] * mine.hidden[0] * 8))
+        self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
+        self.calm = self.working - float(gathered_bytes(mine)[0])
+        self.passes = [_Pass(mine, n / sum(layers[stage])) for n in layers[stage]]
+        self.light = self.tail + 8.0 * float(mine.tokens[0] * mine.hidden[0]) + (2 * self.layer if self.tail else 0.0)
         self.loss = float(logits_bytes(mine)[0]) - head
         self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
 
@@ -168,22 +170,30 @@ class _Walk:
         found = {"gradients": sums, "activations": activations, "working": self.working}
         if step.kind == "F":
             found["working"] = min(self.working, self.light)
+            found["activations"] += max(0.0, self.passes[chunk].moving - self.full[chunk])
             last = self.groups[chunk] == self.ends
             if not self.tail:
                 return found | {"loss": self.loss * last}
             at_loss = found | {"loss": self.loss * last, "working": self.tail * last}
             return max(found, at_loss, key=lambda m: sum(m.values()))
+        left = activations - self.full[chunk]
         if step.kind == "B":
-            return found | {"activations": activations + max(0.0, self.late[chunk] - self.full[chunk])}
+            most = [own + part * self.late[chunk] for own, part, _ in self.passes[chunk].moments()]
+            return found | {"activations": left + max(self.full[chunk], self.late[chunk], *most)}
         if self.copies:
-            return self._exchange(found, chunk, sums + growing, step.kind == "BW")
+            grows = growing * ((done[chunk] + 1).bit_count() - done[chunk].bit_count())
+            return self._exchange(found, chunk, sums, grows, step.kind == "BW")
         # The gradient grows while what the micro-batch held goes (BW), or beside it (W).
         before = self.words * ((self.groups[chunk] == self.ends) + (self.groups[chunk] == 0))
         if step.kind == "W":
             return found | {"gradients": sums + max(0.0, growing - before)}
         twice = self.words if self.tied and self.ends == 0 else 0.0  # the embedding's two gradients before their sum
-        grown = {"gradients": sums + growing + twice, "activations": activations - self.full[chunk]}
-        return max(found, found | grown, key=lambda m: sum(m.values()))
+        begins = found | {"working": self._working(self.passes[chunk].begins_again)}
+        grown = [found | {"activations": left, "gradients": sums + growing + twice}]
+        for own, part, again in self.passes[chunk].moments():
+            now = {"activations": left + own, "gradients": sums + growing * part}
+            grown.append(found | now | {"working": self._working(again)})
+        return max(begins, *grown, key=lambda m: sum(m.values()))
 
     def _experts_grow(self, chunk: int, done: int) -> float:
         """Of experts that are held for other ranks too: how much more than one sum a micro-batch's gradients add. They
@@ -191,15 +201,31 @@ class _Walk:
         others = self.others[chunk]
         return -others / max(self.ranks - 1, 1) if done % 2 else others
 
-    def _exchange(self, found: dict[str, float], chunk: int, sums: float, whole: bool) -> dict[str, float]:
-        """Gradients go as soon as a layer's are made; those of embedding and head, whole until then, at the end."""
+    def _working(self, again: bool) -> float:
+        """Of a layer's backward, which is recomputed or not."""
+        return self.working if again else min(self.working, self.light)
+
+    def _exchange(
+        self, found: dict[str, float], chunk: int, sums: float, grows: float, whole: bool
+    ) -> dict[str, float]:
+        """Gradients go as soon as a layer's are made; those of embedding and head, whole until then, at the end.
+        grows: what the sums are more, or less, after this micro-batch."""
         first, last = self.groups[chunk] == 0, self.groups[chunk] == self.ends
         ends = max(first, last) if self.tied else first + last
-        layer = sums + self.words * last + self.copies * self.layer
-        end = sums + self.words * (ends + (self.copies - 1) * (ends > 0))
         left = found["activations"] - (self.full[chunk] if whole else 0.0)
-        calm = {"activations": left, "working": self.calm + self.tail * last}
-        later = [found | calm | {"gradients": gradients} for gradients in (layer, end)]
+        layer = sums + self.words * last + self.copies * self.layer
+        end = sums + grows + self.words * (ends + (self.copies - 1) * (ends > 0))
+        calm = self.calm + self.tail * last
+        moments = [(left, layer + grows, calm), (left, end, calm)]
+        if whole:
+            one = self.passes[chunk]
+            top = found["activations"] - one.top
+            moments += [(top, sums + self.copies * self.layer, calm)]
+            for own, part, again in one.moments():
+                moments += [(left + own, sums + grows * part + self.words * last, self._working(again))]
+                moments += [(left + own, layer + grows * part, calm)]
+            found = found | {"working": self._working(one.begins_again)}
+        later = [found | {"activations": held, "gradients": g, "working": w} for held, g, w in moments]
         return max(found, *later, key=lambda m: sum(m.values()))
 
     def _sends(self, step: Step) -> int:
@@ -212,6 +238,45 @@ class _Walk:
         """Receives that wait for their message: two of each neighbour."""
         near = {self.table.holder(g + d)[0] for g in self.groups for d in (-1, 1) if 0 <= g + d <= self.ends}
         return 2 * len(near - {self.stage})
+
+
+class _Pass:
+    """What a chunk holds of the micro-batch that it works on, where layers are treated differently: the first ones are
+    recomputed, the next offloaded, the last stay. share: of the stage's layers."""
+
+    def __init__(self, mine: Columns, share: float) -> None:
+        self.each, self.input = float(plain_layer_bytes(mine)[0]), float(message_bytes(mine)[0])
+        self.layers, self.again = (share * float(n[0]) for n in (mine.slow_layers, mine.slow_layers * mine.full))
+        self.away = share * float(away_layers(mine)[0])
+        self.stay = self.layers - self.again - self.away
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether the last layer is recomputed, and so all are."""
+        return self.stay + self.away <= 0 < self.again
+
+    @property
+    def top(self) -> float:
+        """Bytes that the last layer keeps."""
+        return self.input if self.begins_again else self.each
+
+    @property
+    def moving(self) -> float:
+        """Bytes in the forward pass, while an offloaded layer leaves and the next is computed."""
+        return self.again * self.input + min(2.0, self.away + self.stay) * self.each if self.away else 0.0
+
+    def moments(self) -> Iterator[tuple[float, float, bool]]:
+        """Of the backward pass: bytes, which part of the layers is done, and whether a layer is recomputed then. An
+        offloaded layer comes back while the one above it works, and is freed when its own backward is over."""
+        inputs = self.again * self.input
+        if self.away and self.stay >= 1:
+            yield inputs + 2 * self.each, (self.stay - 1) / self.layers, False
+        if self.away >= 2:
+            yield inputs + 2 * self.each, (self.stay + self.away - 1) / self.layers, False
+        if self.away:
+            yield inputs + self.each, (self.stay + self.away) / self.layers, False
+        if self.again:
+            yield inputs, (self.stay + self.away) / self.layers, True
 
 
 def _stage_rows(rows: Columns, layout: Layout, stage: int, layers: float) -> Columns:

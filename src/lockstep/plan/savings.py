@@ -39,8 +39,10 @@ def _offload(table: Table, shape: ModelShape, batch: Batch, cluster: Cluster, fa
     """Layers per stage to offload: as many as needed; they must hide behind the forward and have room in the host."""
     rows = columns(shape, table, batch)
     one = memory(columns(shape, {**table, "offload_layers": 1 + 0 * rows.pp}, batch)).total
-    all_ = memory(columns(shape, {**table, "offload_layers": rows.slow_layers}, batch)).total
-    per_layer = np.maximum((one - all_) / np.maximum(rows.slow_layers - 1, 1), 1.0)
+    # Linear in the number, but for the last two layers, of which as many move at once.
+    most = np.maximum(1.0, rows.slow_layers - 2)
+    least = memory(columns(shape, {**table, "offload_layers": most}, batch)).total
+    per_layer = np.maximum((one - least) / np.maximum(most - 1, 1), 1.0)
     needed = 1 + np.maximum(0.0, np.ceil((one - cluster.device.capacity) / per_layer))
     seconds = plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
     hides = np.floor(layer_time(rows, cluster.device, factors).forward * rows.slow_layers / seconds)

@@ -20,7 +20,6 @@ def not_run(layout: Layout, shape: ModelShape) -> list[str]:
     """What of a layout this version's trainer refuses, in words."""
     found = [
         (layout.cp > 1 and not _contexts(layout, shape), f"such context parallelism (cp {layout.cp})"),
-        (any(layout.offloaded), "offload of activations"),
         (layout.tp > 1 and _uncut(shape), f"tensor parallelism of experts or latent attention (tp {layout.tp})"),
         (shape.states == "mixed" or not shape.gated or shape.positions > 0, f"a model like {shape.name}"),
     ]
@@ -69,7 +68,7 @@ def search_to_run(
     best = search(shape, cluster, pins=pins, **asked)
     if not any(not_run(plan.layout, shape) for plan in best):
         return Found(best)
-    without: dict[str, Any] = {"offload_layers": 0} | ({"tp": 1, "cp": 1} if _uncut(shape) else {})
+    without: dict[str, Any] = {"tp": 1, "cp": 1} if _uncut(shape) else {}
     try:
         runs = search(shape, cluster, pins={**without, **(pins or {})}, **asked)
     except LockstepError:

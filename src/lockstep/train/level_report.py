@@ -33,7 +33,7 @@ class LevelReport:
 
     recipes: kinds of stages compiled, in so many seconds. calls: of operators, by kind of step. kept, later: what one
     micro-batch in flight holds from its forward pass on, and from there for gradients of weights that are put off.
-    in_flight: the most at once. scratch: shared by all. messages, summed: of sums over tensor-parallel ranks, and bytes
+    in_flight: the most at once. offloaded: layers whose part of it leaves memory. scratch: shared by all. messages, summed: of sums over tensor-parallel ranks, and bytes
     added up in them. passes: places changed, by pass. reason: why it is not compiled, or nothing.
     """
 
@@ -42,6 +42,7 @@ class LevelReport:
     seconds: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
     kept: int = 0
+    offloaded: int = 0
     later: int = 0
     in_flight: int = 0
     scratch: int = 0
@@ -71,8 +72,10 @@ def _report(level: Level, config: Config, part: Partition | None, decoder: Decod
     passes: Counter[str] = Counter()
     for one in (report for stage in compiler.reports for report in stage.passes):
         passes[one.name] += one.changed
-    flying = [1]
+    flying, away = [1], 0
     if part is not None:
+        held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
+        away = len(layer_policy(config.parallel, part.mesh["pp"].index).chosen(held).away)
         device = part.mesh["pp"].index
         flying = [most_in_flight(part.table, device, chunk) for chunk in range(part.table.chunks)]
     messages = [sent(recipe, rows) for kinds in found for recipes in kinds.values() for recipe in recipes]
@@ -82,6 +85,7 @@ def _report(level: Level, config: Config, part: Partition | None, decoder: Decod
         sum(sum(stage.seconds.values()) for stage in compiler.reports),
         {kind: sum(len(r.calls) for kinds in found for r in kinds[kind]) for kind in found[0]},
         sum(group.memory.kept for group in groups),
+        away,
         sum(group.memory.later for group in groups) if groups[0].span.deferring else 0,
         max(flying),
         max(group.memory.scratch for group in groups),
@@ -146,11 +150,12 @@ def _line(one: LevelReport) -> str:
         return f"{one.level}  operators run one by one (O0): {one.reason}"
     calls = ", ".join(f"{kind} {count:,}" for kind, count in one.calls.items())
     later = f" and {size(one.later)} for weight gradients that are put off" if one.later else ""
+    away = f" ({one.offloaded} layers' are offloaded, so blocks are programs one by one)" if one.offloaded else ""
     sums = f"; sums over tp: {one.messages:,} messages, {size(one.summed)}" if one.messages else ""
     passes = ", ".join(f"{name} {count:,}" for name, count in one.passes.items())
     lines = [
         f"{one.level}  {one.recipes} kinds of stage compiled in {one.seconds:.1f} s; calls: {calls}{sums}",
-        f"    memory: {size(one.kept)} kept by each of at most {one.in_flight} micro-batches in flight{later}, "
+        f"    memory: {size(one.kept)} kept by each of at most {one.in_flight} micro-batches in flight{away}{later}, "
         f"{size(one.scratch)} of scratch",
         f"    passes: {passes or 'none'}",
     ]

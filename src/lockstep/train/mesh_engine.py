@@ -68,7 +68,7 @@ class OnMesh:
         call, offload = recomputing(treated.again), None
         if treated.away:
             folder = Path(config.parallel.offload_dir or config.train.out).expanduser()
-            offload = Offload(treated.away, [span.start for span in spans], folder)
+            offload = Offload(treated.away, [span.start for span in spans], folder, note)
             call = offload.calling(call)
         call = call if store is None else store.calling(call)
         self.pipeline = Pipeline(
