@@ -33,8 +33,9 @@ class LevelReport:
 
     recipes: kinds of stages compiled, in so many seconds. calls: of operators, by kind of step. kept, later: what one
     micro-batch in flight holds from its forward pass on, and from there for gradients of weights that are put off.
-    in_flight: the most at once. offloaded: layers whose part of it leaves memory. scratch: shared by all. messages, summed: of sums over tensor-parallel ranks, and bytes
-    added up in them. passes: places changed, by pass. reason: why it is not compiled, or nothing.
+    offloaded: layers whose part of it leaves memory. in_flight: the most at once. scratch: shared by all. messages,
+    summed: of sums over tensor-parallel ranks, and bytes added up in them. passes: places changed, by pass. reason: why
+    it is not compiled, or nothing.
     """
 
     level: str
