@@ -107,9 +107,11 @@ _WALK = 8
 
 def sums_when_reducing(rows: Columns) -> Column:
     """Sums of gradients at the end of a step: replicas send them to one another, and what goes out and what comes in
-    stands beside the sum itself."""
+    stands beside the sum itself. Where those are sharded, and the weights are not, this system's replicas collect all
+    new weights at once: as many bytes as a sum that is not sharded, and the own ones once more."""
     group = rows.sharing
-    return np.where((group > 1) & (rows.fsdp < 2), 3.0 - 1.0 / group, 1.0)
+    gathered = np.where(rows.ours & (rows.fsdp == 2) & (group > 1), 2.0 + group, 1.0)
+    return np.where((group > 1) & (rows.fsdp < 2), 3.0 - 1.0 / group, gathered)
 
 
 def spread_gradients(rows: Columns) -> Column:
@@ -150,7 +152,8 @@ def moving_bytes(rows: Columns) -> Column:
 
 
 def working_bytes(rows: Columns) -> Column:
-    """What comes and goes: one layer's recomputed activations, or the backward's gradients of the residual stream."""
+    """What comes and goes: one layer's recomputed activations with the first gradients of its own, or the backward's
+    gradients of the residual stream."""
     return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + gathered_bytes(rows)
 
 
@@ -177,18 +180,19 @@ def gathers(rows: Columns) -> NDArray[np.bool_]:
 
 def gathered_bytes(rows: Columns) -> Column:
     """With weights sharded: the head, from a micro-batch's loss to its backward; a layer's weights, twice while they
-    are gathered, and beside its gradients. Where it is recomputed, the first of those are made while all of its
-    activations are there, and the gradients of the MLP's values too."""
+    are gathered, and beside the first of their gradients, when a layer that is recomputed holds most."""
     layer, words = unit_bytes(rows)
-    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
-    again = 1.25 * layer + rows.tokens * (6 * rows.hidden + 2 * middle / rows.tp)
-    each = np.where(rows.full > 0, np.maximum(2 * layer - recomputed_bytes(rows), again), 2 * layer)
+    each = np.where(rows.full > 0, np.maximum(2 * layer - recomputed_bytes(rows), 1.25 * layer), 2 * layer)
     return np.where(gathers(rows), words + each, 0.0)
 
 
 def recomputed_bytes(rows: Columns) -> Column:
-    """One layer's activations that the backward makes again."""
-    return np.where((rows.full > 0) | (rows.recompute > 0), unsaved_bytes(rows) - message_bytes(rows), 0.0)
+    """One layer's activations that the backward makes again, and the gradients that it begins with, of the stream and
+    of the MLP's values."""
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
+    begun = rows.tokens * (6 * rows.hidden + 2 * middle / rows.tp)
+    again = unsaved_bytes(rows) - message_bytes(rows) + np.where(rows.ours, begun, 0.0)
+    return np.where((rows.full > 0) | (rows.recompute > 0), again, 0.0)
 
 
 def buffer_bytes(rows: Columns) -> Column:

@@ -19,7 +19,6 @@ from lockstep.plan.memory import (
     buffer_bytes,
     deferred_bytes,
     exchange_copies,
-    gathered_bytes,
     gathers,
     logits_bytes,
     loss_gradients,
@@ -132,9 +131,9 @@ class _Walk:
         self.ranks = float(mine.ep[0])
         self.working = float(working_bytes(mine)[0])
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
-        self.calm = self.working - float(gathered_bytes(mine)[0])
+        self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
         self.passes = [_Pass(mine, n / sum(layers[stage])) for n in layers[stage]]
-        self.light = self.tail + 8.0 * float(mine.tokens[0] * mine.hidden[0]) + (2 * self.layer if self.tail else 0.0)
+        self.light = self.calm + self.tail + (2 * self.layer if self.tail else 0.0)
         self.loss = float(logits_bytes(mine)[0]) - head
         self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
 
@@ -149,11 +148,14 @@ class _Walk:
 
     def moments(self) -> Iterator[dict[str, float]]:
         """The worst moment of every step, then that of the reduction."""
-        done, sent = [0] * self.table.chunks, 0
+        done, sent, came = [0] * self.table.chunks, 0, {"F": 0, "B": 0}
         for step, activations in zip(self.table.rows[self.stage], self.activations, strict=True):
             found = [self._moment(part, float(activations), done) for part in step.parts]
+            for part in step.parts:
+                came[part.kind[0]] = came.get(part.kind[0], 0) + 1
+            messages = sent + self._posted(came) + sum(self._sends(part) for part in step.parts if part.kind == "F")
+            yield max(found, key=lambda m: sum(m.values())) | {"messages": self.message * messages}
             sent += sum(self._sends(part) for part in step.parts)
-            yield max(found, key=lambda m: sum(m.values())) | {"messages": self.message * (sent + self._posted())}
             for part in step.parts:
                 done[part.chunk] += part.kind in ("W", "BW")
         sums = 1.0 if self.mixed else float(sums_when_reducing(self.mine)[0])
@@ -234,8 +236,12 @@ class _Walk:
         to = group + 1 if step.kind == "F" else group - 1 if step.kind in ("B", "BW") else -1
         return int(0 <= to <= self.ends and self.table.holder(to)[0] != self.stage)
 
-    def _posted(self) -> int:
-        """Receives that wait for their message: two of each neighbour."""
+    def _posted(self, came: Mapping[str, int]) -> int:
+        """Receives that wait for their message: two of each neighbour, as long as so many are to come. came: steps
+        that were given theirs, by kind."""
+        if self.table.chunks == 1:
+            left = {kind: min(2, self.table.micro_batches - came[kind]) for kind in ("F", "B")}
+            return left["F"] * (self.groups[0] > 0) + left["B"] * (self.groups[0] < self.ends)
         near = {self.table.holder(g + d)[0] for g in self.groups for d in (-1, 1) if 0 <= g + d <= self.ends}
         return 2 * len(near - {self.stage})
 
