@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -44,7 +45,8 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
             "matrix_tflops": {"bf16": best / 1e12, "fp32": _curve(rates["fp32"])[1] / 1e12},
             "memory_gb": round(memory, 1), "memory_gb_s": round(_copies(threads) / 1e9, 2), "cores": threads,
             "matrix_efficiency": 1.0, "half_k": round(half, 1), "memory_efficiency": 1.0,
-            "launch_us": round(_call() * 1e6, 1), "host_gb_s": 1.0, "host_memory_gb": round(memory / 4, 1),
+            "launch_us": round(_call() * 1e6, 1), "host_gb_s": round(_disk() / 1e9, 3),
+            "host_memory_gb": round(shutil.disk_usage(tempfile.gettempdir()).free / 2**31 / processes, 1),
         },
         "levels": [
             {"name": "machine", "size": processes, "gb_s": round(bandwidth / 1e9, 3),
@@ -54,7 +56,8 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
             f"Measured on this machine by lockstep doctor --calibrate: a device is one of {processes} processes with "
             f"{threads} threads; products of {_ROWS} x {_COLUMNS} by the training kernels at depths {_DEPTHS}; "
             "copies of 64 MiB; messages of 4 B and 8 MiB between two processes.",
-            "Host memory is the device's own: offload is not measured.",
+            f"Offload: 32 MiB written to a file in {tempfile.gettempdir()} and read again, as the trainer does, beside "
+            "nothing else; half of what is free there.",
         ],
     }  # fmt: skip
     try:
@@ -118,6 +121,24 @@ def _copies(threads: int) -> float:
         return 2 * source.nbytes / _seconds(lambda: target.copy_(source), runs=5)
     finally:
         torch.set_num_threads(before)
+
+
+def _disk() -> float:
+    """Bytes per second of offload, in one direction and then the other."""
+    import torch
+
+    from lockstep.memory.host import Disk
+
+    with tempfile.TemporaryDirectory(prefix="lockstep-machine-") as name:
+        disk, whole = Disk(Path(name)), torch.ones(2**25, dtype=torch.uint8)
+
+        def there_and_back() -> None:
+            trip = disk.leave([whole])
+            trip.settle()
+            trip.fetch()
+            trip.back()
+
+        return 2 * whole.nbytes / _seconds(there_and_back, runs=5)
 
 
 def _call() -> float:

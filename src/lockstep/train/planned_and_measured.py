@@ -31,6 +31,12 @@ LAYOUTS = (
     Layout(pp=2, micro_batch=2, recompute="full"),
     *(Layout(tp=2, micro_batch=n, sequence_parallel=False) for n in (1, 4)),
     Layout(tp=2, micro_batch=4, sequence_parallel=False, recompute="full"),
+    *(Layout(dp=2, micro_batch=n, fsdp=level) for n, level in ((2, 2), (4, 3))),
+    Layout(tp=2, micro_batch=4),
+    Layout(cp=2, micro_batch=4, sequence_parallel=False),
+    Layout(dp=2, micro_batch=4, offload_layers=2),
+    Layout(dp=2, micro_batch=4, fsdp=3, recompute="full"),
+    Layout(pp=2, micro_batch=2, offload_layers=2),
 )
 """Layouts on two processes that this version runs."""
 _FITTED = 3
@@ -90,7 +96,9 @@ def _config() -> Config:
 
 
 def _sections(layout: Layout) -> dict[str, dict[str, Any]]:
-    parallel = {key: getattr(layout, key) for key in ("pp", "dp", "tp", "fsdp", "schedule", "recompute")}
+    keys = ("pp", "dp", "cp", "tp", "fsdp", "schedule", "recompute", "offload_layers")
+    parallel: dict[str, Any] = {key: getattr(layout, key) for key in keys}
+    parallel["sequence_parallel"] = layout.sequence_parallel and layout.tp > 1
     parallel["chunks"] = layout.chunks if layout.schedule == "interleaved" else None
     micro_batches = BATCH.sequences // layout.micro_batch
     train = {"micro_batch": layout.micro_batch, "micro_batches": micro_batches, "canonical_tp": layout.tp}
