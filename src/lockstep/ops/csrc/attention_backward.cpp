@@ -7,6 +7,7 @@
 // exact zero to its chains. No task writes what another reads or writes.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "kernels.h"
@@ -136,12 +137,16 @@ void head_gradients(const T* q, const T* k, const T* v, const T* out, const floa
 template <typename T>
 void attention_backward(const T* q, const T* k, const T* v, const T* out, const float* lse, const T* d_out, T* dq,
                         T* dk, T* dv, const AttentionShape& a) {
+  std::vector<int64_t> order(a.sequences);  // the longest first, so that threads end together
+  std::iota(order.begin(), order.end(), 0);
+  auto length = [&](int64_t s) { return a.starts[s + 1] - a.starts[s]; };
+  std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return length(x) > length(y); });
 #pragma omp parallel
   {
     Scratch w(a);
 #pragma omp for schedule(dynamic) collapse(2)
-    for (int64_t s = 0; s < a.sequences; s++)
-      for (int64_t h = 0; h < a.kv_heads; h++) head_gradients(q, k, v, out, lse, d_out, dq, dk, dv, a, s, h, w);
+    for (int64_t i = 0; i < a.sequences; i++)
+      for (int64_t h = 0; h < a.kv_heads; h++) head_gradients(q, k, v, out, lse, d_out, dq, dk, dv, a, order[i], h, w);
   }
 }
 
