@@ -157,7 +157,8 @@ def test_experts_on_several_ranks_give_the_run_of_one_process(
     tiny: Tiny, tmp_path: Path, alone: Alone, name: str
 ) -> None:
     train = {**TRAIN, "steps": 2, "save_every": 1, "micro_batches": 12, "micro_batch": 1}
-    model = with_experts("deepseek_v3" if "latent" in name else "qwen3_moe")
+    latent = "latent" in name
+    model = {**with_experts("deepseek_v3"), "mla_form": "absorbed"} if latent else with_experts("qwen3_moe")
     expected = alone(model, train)
     run(tiny(tmp_path / "mesh", model=model, train=train), EXPERT_LAYOUTS[name])
     same(expected, tmp_path / "mesh")

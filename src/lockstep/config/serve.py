@@ -67,7 +67,7 @@ class ServeConfig(Section):
     known. The cores are shared out among them."""
     tp: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that share every engine's model, each with its part of the weights, keys and values (tensor parallel).
-    The model's canonical_tp must be a multiple; the bits do not depend on it."""
+    The bits do not depend on it; where the model's canonical_tp is a multiple it is faster."""
     prefix_cache: bool = True
     """Keep the keys and values of finished requests and share them by prefix."""
     drafts: Annotated[int, Field(ge=0, le=32)] | None = None

@@ -35,6 +35,15 @@ class CutProduct:
 
 
 @dataclass(frozen=True)
+class ExpertProducts:
+    """How the products of experts that devices share out are made: operators like ``grouped_gated`` and
+    ``grouped_linear``."""
+
+    gated: Any
+    linear: Any
+
+
+@dataclass(frozen=True)
 class Operators:
     """The operators under one numerics mode (`operators` makes it). T rows (tokens), S sequences.
 
@@ -103,6 +112,8 @@ class Operators:
     """(logits float32, cap) -> cap * tanh(logits / cap)"""
     cut: Mapping[Split, CutProduct] = field(default_factory=dict)
     """The products of weights that tensor parallelism cuts; empty: nothing is cut, and ``linear`` computes them"""
+    experts: ExpertProducts | None = None
+    """The products of a layer's experts where each device has some of them; None: the grouped products above"""
     cut_as: str = ""
     """How they are cut, in words: what a compiled program of these operators depends on beyond ``numerics``"""
 

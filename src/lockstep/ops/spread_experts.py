@@ -21,7 +21,7 @@ from torch.autograd import Function
 from lockstep.ops.batch import Routes, Routing
 from lockstep.ops.cut_linear import WeightQueue
 from lockstep.ops.gated import CODES
-from lockstep.ops.operators import Operators
+from lockstep.ops.operators import ExpertProducts, Operators
 
 
 class Devices(Protocol):
@@ -54,16 +54,15 @@ def spread_experts(ops: Operators, devices: Devices) -> Operators:
     def combine(y: Tensor, routes: SentRoutes) -> Tensor:
         return ops.combine(_Sent.apply(y, routes.back, routes.out, devices), routes)
 
-    gated, linear = SpreadGated(devices), SpreadLinear(devices)
-    return replace(ops, route=route, dispatch=dispatch, combine=combine, grouped_gated=gated, grouped_linear=linear)
+    products = ExpertProducts(SpreadGated(devices), SpreadLinear(devices))
+    return replace(ops, route=route, dispatch=dispatch, combine=combine, experts=products)
 
 
 def queueing(ops: Operators, queue: WeightQueue) -> Operators:
     """The operators of `spread_experts` whose weights' gradients go into the queue, one for each device's rows."""
-    gated, linear = ops.grouped_gated, ops.grouped_linear
-    assert isinstance(gated, SpreadGated)
-    assert isinstance(linear, SpreadLinear)
-    return replace(ops, grouped_gated=replace(gated, queue=queue), grouped_linear=replace(linear, queue=queue))
+    assert ops.experts is not None
+    gated, linear = (replace(form, queue=queue) for form in (ops.experts.gated, ops.experts.linear))
+    return replace(ops, experts=ExpertProducts(gated, linear))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Engine:
     """Serves a model: continuous batching, chunked prefill, a radix cache over KV pages.
 
     model: what `lockstep.load` gives, or the processes that share one (`serve.tp`). tp: processes that share the
-    model's layers, with its bytes, where its canonical_tp is a multiple; `close` ends them.
+    model's layers, with its bytes; `close` ends them.
     kv_memory: bytes for keys and values, of all processes together. max_batch_tokens: tokens of one step.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
     shares: how much more than others a client gets while requests wait, 1 for whom it does not name.

@@ -103,6 +103,9 @@ class Runner:
         from lockstep.compile import Cache, CannotCompile, Compiler, ServingProgram
 
         model = self.model
+        if self._share is not None and self._share.captured is None:
+            log.info("operators run one by one (O0): what is gathered from several processes is not compiled")
+            return self._eager
         compiler = Compiler("O2", cache=Cache(), note=log.info)
         try:
             captured, groups = (None, None) if self._share is None else (self._share.captured, self._share.groups)

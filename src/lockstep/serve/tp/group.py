@@ -16,11 +16,10 @@ from lockstep.ops import Numerics, Packed, Paged, operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.join import meet
 from lockstep.parallel.mesh import MeshShape
-from lockstep.parallel.partition import Partition
 from lockstep.parallel.transport import PeerLost
 from lockstep.serve.launch import Launched, launch_ranks, share_of_cores
 from lockstep.serve.runner import Level, Runner
-from lockstep.serve.tp.fit import fitted, partition
+from lockstep.serve.tp.fit import ServedPart, fitted, partition
 from lockstep.serve.tp.messages import Join, Pages
 from lockstep.serve.tp.orders import Lead
 from lockstep.serve.tp.processes import Processes
@@ -34,7 +33,7 @@ class Group:
     model: the first rank's part. whole: the model in memory that was shared out, if it was.
     """
 
-    def __init__(self, processes: Processes, part: Partition, model: Model, whole: Model | None = None) -> None:
+    def __init__(self, processes: Processes, part: ServedPart, model: Model, whole: Model | None = None) -> None:
         """processes: set up and loaded, each on its own rank of the part's mesh."""
         self.part, self.model, self.whole = part, model, whole
         self.processes = processes
@@ -50,9 +49,9 @@ class Group:
         with _starting(tp, ranks) as processes:
             processes.tell(Join(0, tp, str(processes.meeting), path, None, {}, dtype, numerics, kept))
             mesh = _meet(processes, tp)
-            parts: list[Partition] = []
+            parts: list[ServedPart] = []
 
-            def cut(config: ModelConfig) -> Partition:
+            def cut(config: ModelConfig) -> ServedPart:
                 parts.append(partition(config, mesh, numerics))
                 return parts[-1]
 

@@ -47,7 +47,8 @@ class Lead:
             self._wait()
 
     def _send(self, tensor: Tensor, rank: int) -> None:
-        self._leaving.append((self._axis.send(tensor, rank), tensor))
+        if tensor.numel():
+            self._leaving.append((self._axis.send(tensor, rank), tensor))
 
     def _wait(self) -> None:
         for pending, _ in self._leaving:
@@ -73,5 +74,6 @@ def receive_weights(axis: Axis, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _received(axis: Axis, out: Tensor) -> Tensor:
-    axis.receive(out, 0).wait()
+    if out.numel():
+        axis.receive(out, 0).wait()
     return out

@@ -22,7 +22,7 @@ from lockstep.serve.wire import frame
 if TYPE_CHECKING:
     from lockstep.model import Model
     from lockstep.parallel.collectives import Mesh
-    from lockstep.parallel.partition import Partition
+    from lockstep.serve.tp.fit import ServedPart
 
 log = logging.getLogger("lockstep.serve")
 
@@ -83,7 +83,7 @@ def _serve(link: socket.socket, inbox: queue.SimpleQueue[Join | Pages], join: Jo
             runner.compute(*order)
 
 
-def _model(join: Join, mesh: Mesh) -> tuple[Model, Partition]:
+def _model(join: Join, mesh: Mesh) -> tuple[Model, ServedPart]:
     """This rank's part, from the model's files or from the first rank."""
     import torch
 
@@ -95,9 +95,9 @@ def _model(join: Join, mesh: Mesh) -> tuple[Model, Partition]:
     from lockstep.serve.weights import give_weights
 
     if join.model is not None:
-        parts: list[Partition] = []
+        parts: list[ServedPart] = []
 
-        def cut(config: ModelConfig) -> Partition:
+        def cut(config: ModelConfig) -> ServedPart:
             parts.append(partition(config, mesh, join.numerics))
             return parts[-1]
 
@@ -109,8 +109,8 @@ def _model(join: Join, mesh: Mesh) -> tuple[Model, Partition]:
     part = partition(ModelConfig(**join.config or {}), mesh, join.numerics)
     decoder = Decoder(part.local)
     shapes = {
-        name: torch.empty(p.shape, dtype=getattr(torch, join.dtypes[name]), device="meta")
-        for name, p in decoder.named_parameters()
+        name: torch.empty(part.take(name, p).shape, dtype=getattr(torch, join.dtypes[name]), device="meta")
+        for name, p in Decoder(part.config).named_parameters()
     }
     assert follow(mesh["tp"]) is None, "weights come first"
     give_weights(decoder, receive_weights(mesh["tp"], shapes))
