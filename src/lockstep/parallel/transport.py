@@ -72,8 +72,12 @@ class _Checked:
         self._work, self._rank, self._peer, self._patience = work, rank, peer, patience
 
     def wait(self) -> None:
+        """Done once: Gloo would wait a second time for a second message."""
+        work, self._work = self._work, None
+        if work is None:
+            return
         try:
-            self._work.wait(*self._patience)
+            work.wait(*self._patience)
         except RuntimeError as error:
             raise lost(self._rank, self._peer, error) from error
 
