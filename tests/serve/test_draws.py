@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lockstep.serve import Engine, SamplingParams
@@ -40,6 +40,31 @@ def test_draws_are_those_of_the_plain_sampler(seed, size, spread, ties, temperat
         assert uniform(seed, choice, 3) == plain_sampler.uniform(seed, choice, 3)
         expected = plain_sampler.sample(row, params, [1, 2], [3], seed, choice)
         assert sample(row, params, [1, 2], [3], seed, choice) == expected
+
+
+@given(
+    st.integers(0, 10**6), st.sampled_from([0.0, 1.0, 1e30, 3e38]), st.floats(0, 100, exclude_min=True),
+    st.floats(-2, 2), st.floats(-100, 100), st.sampled_from([0.0, 5e-324, 1.0, 2.0]),
+    st.sampled_from([0.0, 1e-300, 1.0]), st.sampled_from([-1, 1, 16]), st.sampled_from([0.0, 5e-324, 1.0]),
+    st.booleans(),
+)  # fmt: skip
+@example(0, 1.0, 5e-324, 0.0, 0.0, 1.0, 1.0, 16, 0.0, False)
+def test_no_parameter_leads_out_of_the_finite_numbers(
+    seed, spread, repetition, penalty, bias, temperature, top_p, top_k, min_p, masked
+):  # fmt: skip
+    draw = np.random.default_rng(seed)
+    row = np.clip(draw.uniform(-1, 1, 300) * spread, -3.4e38, 3.4e38).astype(np.float32)
+    params = SamplingParams(
+        repetition_penalty=repetition, frequency_penalty=penalty, presence_penalty=-penalty, logit_bias={2: bias},
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+    )  # fmt: skip
+    allowed = draw.random(300) < 0.1 if masked else None
+    if masked:
+        allowed[7] = True
+    token = sample(row, params, [0, 1, 2], [3, 3, 4], seed, 0, allowed)
+    assert allowed is None or allowed[token]
+    if not masked:
+        assert token == plain_sampler.sample(row, params, [0, 1, 2], [3, 3, 4], seed, 0)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 6000), st.integers(1, 60), st.booleans())

@@ -12,7 +12,7 @@ import torch
 
 from lockstep.bench.batching import Mix
 from lockstep.errors import LockstepError
-from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams, runner
+from lockstep.serve import Completion, Engine, PromptTooLong, QueueFull, SamplingParams, drawing, runner, sampler
 from tests.serve.tiny import page_bytes, tiny_model
 
 
@@ -296,14 +296,34 @@ def test_a_model_without_a_tokenizer_serves_token_ids(model):
     assert (ours.token_ids, ours.text) == (Engine(model).generate([[5, 6]], params)[0].token_ids, "")
 
 
-def test_nan_weights_end_the_request_with_a_reason():
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_damaged_weights_end_the_request_with_a_reason(value):
     model = tiny_model()
-    model.decoder.norm.weight.data.fill_(float("nan"))
+    model.decoder.head_weight.data[7, 3] = float(value)
     engine = Engine(model)
     engine.add_request([5, 6])
     (output,) = engine.step()
     assert output.finish_reason == "abort"
-    assert "NaN" in output.error
+    assert "NaN or infinite" in output.error
+
+
+def test_a_draw_that_fails_ends_its_request_alone(model, monkeypatch, caplog):
+    right = Engine(model).generate([[5, 6]], SamplingParams(seed=1))[0].token_ids
+
+    def sample(row, params, *rest):
+        if params.top_k == 7:
+            raise ZeroDivisionError("by zero")
+        return sampler.sample(row, params, *rest)
+
+    monkeypatch.setattr(drawing, "sample", sample)
+    engine = Engine(model, debug=True)
+    wrong = engine.add_request([5, 6], SamplingParams(top_k=7))
+    engine.add_request([5, 6], SamplingParams(seed=1))
+    outputs = [output for _ in range(40) for output in engine.step()]
+    (failed,) = [output for output in outputs if output.request == wrong]
+    assert (failed.finish_reason, failed.error) == ("abort", "this is a bug: ZeroDivisionError: by zero")
+    assert "top_k=7" in caplog.text
+    assert [token for output in outputs if output.request != wrong for token in output.token_ids] == right
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

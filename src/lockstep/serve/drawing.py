@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from lockstep.serve.sampler import sample
 from lockstep.serve.scoring import Reading
 from lockstep.serve.structured import Guide, GuideStuck
+
+log = logging.getLogger("lockstep.serve")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Draw:
 
 def draw_all(plan: Sequence[Reading], logits: Tensor, guides: Mapping[int, Guide]) -> list[Draw]:
     """Draw what `plan` (whose readings all draw) is to draw, and append it to the sequences."""
-    damaged = logits.amax(-1).isnan().numpy()
+    damaged = ~logits.amax(-1).isfinite().numpy()
     rows = logits.numpy()
     return [_draw(reading, rows, damaged, guides.get(reading.sequence.uid)) for reading in plan]
 
@@ -34,11 +37,14 @@ def _draw(reading: Reading, rows: NDArray, damaged: NDArray, guide: Guide | None
     draft = reading.draft or ()
     first = reading.first + len(reading.scored)
     if damaged[first : first + 1 + len(draft)].any():
-        return Draw((), "the model gave NaN logits: its weights are damaged.")
+        return Draw((), "the model gave logits that are NaN or infinite: its weights are damaged.")
     try:
         return Draw(tuple(_tokens(reading, rows[first : first + 1 + len(draft)], guide)))
     except GuideStuck as stuck:
         return Draw((), str(stuck), refused=True)
+    except Exception as error:  # a bug, which one request meets: the others go on
+        log.exception("a token could not be drawn with %s", reading.sequence.params)
+        return Draw((), f"this is a bug: {type(error).__name__}: {error}")
 
 
 def _tokens(reading: Reading, rows: NDArray, guide: Guide | None) -> list[int]:

@@ -21,6 +21,7 @@ _BLOCK = 256
 _BELOW_ONE = 1.0 - 2.0**-53
 _COLDEST = 1e-30
 """Smaller temperatures are this one: float32 has no smaller normal numbers to divide by."""
+_LARGEST = float(np.finfo(np.float32).max)
 _REACHES = (1e-3, 1e-5)
 """Weights, beside the largest of 1, that are tried as the least of what top_p keeps."""
 _SURELY = 1.000001
@@ -65,9 +66,9 @@ def sample(
 
 def _weights(row: Row, temperature: float) -> Row:
     """Probabilities up to a factor, float32; the largest is 1."""
-    shifted = row - row.max()
-    if temperature != 1.0:
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        shifted = row - row.max()
+        if temperature != 1.0:
             shifted /= np.float32(max(temperature, _COLDEST))
     return np.exp(shifted, out=shifted)
 
@@ -138,17 +139,19 @@ def _falling(weights: Row, least: float) -> NDArray[np.intp]:
 
 
 def adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int]) -> Row:
-    """Penalties and bias on a copy; the row itself when there are none."""
+    """Penalties and bias on a copy; the row itself when there are none. Finite where the logits are: a tiny
+    repetition penalty leads to the largest number there is, and not beyond."""
     repetition, frequency, presence = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     if repetition == 1.0 and not frequency and not presence and not params.logit_bias:
         return logits
     row = logits.astype(np.float64)
     if repetition != 1.0:
         seen = np.unique(np.asarray(prompt + generated, dtype=np.int64))
-        row[seen] = np.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
+        with np.errstate(over="ignore"):
+            row[seen] = np.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
     if (frequency or presence) and generated:
         seen, counts = np.unique(np.asarray(generated, dtype=np.int64), return_counts=True)
         row[seen] -= frequency * counts + presence
     for token, bias in params.logit_bias.items():
         row[token] += bias
-    return row.astype(np.float32)
+    return row.clip(-_LARGEST, _LARGEST).astype(np.float32)
