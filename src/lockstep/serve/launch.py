@@ -22,6 +22,12 @@ class Launched:
     process: subprocess.Popen[bytes]
     link: socket.socket
 
+    def end(self) -> None:
+        """By force, where it has not ended."""
+        self.link.close()
+        self.process.kill()
+        self.process.wait()
+
 
 def launch(threads: int | None = None, tp: int = 1) -> Launched:
     """An engine's process. threads: how many it computes with; None: as many as it likes. tp: processes that share its

@@ -15,13 +15,14 @@ from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
     from lockstep.model.tokenizer import Tokenizer
 
 Allowed = NDArray[np.bool_]
@@ -66,7 +67,8 @@ class StructuredOutputs:
 
     def compiled(self) -> str:
         """The grammar as llguidance takes it; ValueError where it is not even JSON."""
-        matcher = llguidance.LLMatcher
+        from llguidance import LLMatcher as matcher
+
         if self.json is not None:
             return matcher.grammar_from_json_schema(str(self.json), overrides=_SPACE)
         if self.json_object:
@@ -86,7 +88,7 @@ class StructuredOutputs:
 class Guide:
     """Walks with the tokens of one choice: `allowed` before a draw, `accept` after it, until `finished`."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._guesses: tuple[int, ...] = ()
@@ -132,7 +134,7 @@ class Guide:
                 break
         return masks
 
-    def _mask(self, matcher: llguidance.LLMatcher) -> Allowed:
+    def _mask(self, matcher: LLMatcher) -> Allowed:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
         if matcher.is_error() or not mask.any():
@@ -153,7 +155,7 @@ class Guides:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._eos = sorted(token for token in eos if token < vocabulary)
-        self._words: llguidance.LLTokenizer | None = None
+        self._words: LLTokenizer | None = None
         self._lock = Lock()
         self._compile = lru_cache(maxsize=64)(self._compiled)
 
@@ -168,9 +170,11 @@ class Guides:
         with self._lock:
             return Guide(self._compile(structure).deep_copy(), self._vocabulary)
 
-    def _compiled(self, structure: StructuredOutputs) -> llguidance.LLMatcher:
+    def _compiled(self, structure: StructuredOutputs) -> LLMatcher:
+        from llguidance import LLMatcher
+
         try:
-            matcher = llguidance.LLMatcher(self._vocabulary_tree(), structure.compiled(), log_level=0)
+            matcher = LLMatcher(self._vocabulary_tree(), structure.compiled(), log_level=0)
             said = matcher.get_error()
         except ValueError as error:
             said = str(error)
@@ -178,12 +182,14 @@ class Guides:
             raise LockstepError(f"the {_TITLES[structure.name]} cannot be followed: {_first_line(said)}.")
         return matcher
 
-    def _vocabulary_tree(self) -> llguidance.LLTokenizer:
+    def _vocabulary_tree(self) -> LLTokenizer:
         if self._words is None:
+            from llguidance import LLTokenizer
+
             if self._tokenizer is None:
                 raise LockstepError("this model has no tokenizer, and structured output is about text: leave it out.")
             text = self._tokenizer.backend.to_str()
-            self._words = llguidance.LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos or None)
+            self._words = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos or None)
         return self._words
 
 

@@ -168,7 +168,7 @@ def _steps(layers: int, rounds: int) -> dict[str, Spread]:
 
 def _chain(rounds: int) -> dict[str, float]:
     """Seconds of a chain of small operators, eager and sunk, in turn."""
-    from lockstep.compile import sink
+    from lockstep.compile.sink import sink
 
     def chain(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for _ in range(20):
