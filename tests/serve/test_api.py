@@ -201,6 +201,7 @@ def test_tokenize_and_detokenize(url, model):
 def test_health_ready_and_metrics(url, client):
     assert httpx.get(f"{url}/health").status_code == 200
     assert httpx.get(f"{url}/ready").json() == {"status": "ok"}
+    assert [httpx.head(f"{url}/{path}").status_code for path in ("health", "ready")] == [200, 200]
 
     def value(name):
         lines = httpx.get(f"{url}/metrics").text.splitlines()

@@ -56,6 +56,9 @@ WRONG_COMPLETIONS = [
     (None, 400, "must be a JSON object"),
 ]
 WRONG_CHATS = [
+    ({**CHAT, "reasoning_effort": "low"}, 400, "reasoning_effort is a parameter of OpenAI's that is not offered here"),
+    ({**CHAT, "resonse_format": {}}, 400, "did you mean response_format?"),
+    ({**CHAT, "answer_quickly": True}, 400, "answer_quickly is not a parameter of this endpoint: remove it."),
     ({**CHAT, "messages": []}, 400, "messages is a list of 0"),
     ({**CHAT, "messages": "hi"}, 400, 'messages is "hi"'),
     ({**CHAT, "messages": [{"role": "robot", "content": "hi"}]}, 400, 'messages.0.role is "robot"'),

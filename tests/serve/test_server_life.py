@@ -34,6 +34,13 @@ def guarded():
         yield url, {"authorization": "Bearer secret"}
 
 
+@pytest.fixture(scope="module")
+def replaceable():
+    """A server whose weights may be replaced."""
+    with server(weight_updates="true") as (url, process):
+        yield url, process
+
+
 def test_the_key_is_asked_for_where_it_matters(guarded):
     url, key = guarded
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}, {"authorization": "Bearer é"}):
@@ -136,26 +143,26 @@ def test_weights_are_replaced_only_where_allowed(guarded, tmp_path):
     assert "weight_updates=true" in refused.json()["error"]["message"]
 
 
-def test_weights_are_replaced_between_steps(tmp_path):
+def test_weights_are_replaced_between_steps(replaceable, tmp_path):
+    url, _ = replaceable
     other, wider = tiny_model(), tiny_model(intermediate_size=128)
     other.decoder.norm.weight.data *= 1.5
     other.save(tmp_path / "other")
     wider.save(tmp_path / "wider")
     asked = {"model": "tiny", "prompt": [5] * 130, "max_tokens": 8, "seed": 1, "logprobs": 0, "return_token_ids": True}
-    with server(weight_updates="true") as (url, _):
 
-        def ask():
-            choice = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"][0]
-            return choice["token_ids"], choice["logprobs"]["token_logprobs"]
+    def ask():
+        choice = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"][0]
+        return choice["token_ids"], choice["logprobs"]["token_logprobs"]
 
-        before = ask()
-        for path, said in (("nowhere", "no such file"), ("wider", "do not fit")):
-            answer = httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / path)})
-            assert answer.status_code == 400
-            assert said in answer.json()["error"]["message"]
-        assert ask() == before
-        assert httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / "other")}).status_code == 200
-        tokens, logprobs = ask()
+    before = ask()
+    for path, said in (("nowhere", "no such file"), ("wider", "do not fit")):
+        answer = httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / path)})
+        assert answer.status_code == 400
+        assert said in answer.json()["error"]["message"]
+    assert ask() == before
+    assert httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / "other")}).status_code == 200
+    tokens, logprobs = ask()
     assert logprobs == other.logprobs([5] * 130 + tokens)[129:].tolist() != before[1]
 
 
@@ -202,49 +209,50 @@ def test_sigterm_ends_within_its_limit():
         reader.join(5)
 
 
-def test_a_killed_engine_fails_what_it_ran_and_is_started_again(tmp_path):
+def test_a_killed_engine_fails_what_it_ran_and_is_started_again(replaceable, tmp_path):
     """kill -9: errors within 5 s, health stays up, /ready tells, and new weights are still the ones served."""
     other = tiny_model()
     other.decoder.norm.weight.data *= 1.5
     other.save(tmp_path / "other")
     asked = {"model": "tiny", "prompt": [5] * 130, "max_tokens": 8, "seed": 1, "logprobs": 0, "return_token_ids": True}
-    with server(weight_updates="true") as (url, process):
-        httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / "other")}).raise_for_status()
-        before = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"]
-        said: list[object] = []
+    url, process = replaceable
+    httpx.post(f"{url}/v1/weights", json={"path": str(tmp_path / "other")}).raise_for_status()
+    before = httpx.post(f"{url}/v1/completions", json=asked).json()["choices"]
+    said: list[object] = []
+    starts = gauge(url, "lockstep:engine_starts_total")
 
-        def whole():
-            said.append(httpx.post(f"{url}/v1/completions", json={**LONG, "n": 4}, timeout=60))
+    def whole():
+        said.append(httpx.post(f"{url}/v1/completions", json={**LONG, "n": 4}, timeout=60))
 
-        def stream():
-            with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "n": 4, "stream": True}) as answer:
-                said.append("".join(answer.iter_text()))
+    def stream():
+        with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "n": 4, "stream": True}) as answer:
+            said.append("".join(answer.iter_text()))
 
-        threads = [threading.Thread(target=ask) for ask in (whole, stream)]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: gauge(url, "vllm:num_requests_running") == 8)
-        killed, begun = engine_of(process), time.monotonic()
-        os.kill(killed, signal.SIGKILL)
-        for thread in threads:
-            thread.join(10)
-        assert time.monotonic() - begun < 5
-        answer = next(one for one in said if isinstance(one, httpx.Response))
-        assert answer.status_code == 503
-        assert answer.headers["retry-after"] == "1"
-        assert "killed by SIGKILL" in answer.json()["error"]["message"]
-        events = next(one for one in said if isinstance(one, str)).split("\n\n")
-        assert "killed by SIGKILL" in events[-3]
-        assert events[-2] == "data: [DONE]"
-        ready = httpx.get(f"{url}/ready")
-        assert ready.status_code == 503
-        assert "started again" in ready.json()["reason"]
-        assert httpx.get(f"{url}/health").status_code == 200
-        assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 503
-        wait_for(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
-        assert engine_of(process) != killed
-        assert httpx.post(f"{url}/v1/completions", json=asked).json()["choices"] == before
-        assert gauge(url, "lockstep:engine_starts_total") == 2
+    threads = [threading.Thread(target=ask) for ask in (whole, stream)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: gauge(url, "vllm:num_requests_running") == 8)
+    killed, begun = engine_of(process), time.monotonic()
+    os.kill(killed, signal.SIGKILL)
+    for thread in threads:
+        thread.join(10)
+    assert time.monotonic() - begun < 5
+    answer = next(one for one in said if isinstance(one, httpx.Response))
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert "killed by SIGKILL" in answer.json()["error"]["message"]
+    events = next(one for one in said if isinstance(one, str)).split("\n\n")
+    assert "killed by SIGKILL" in events[-3]
+    assert events[-2] == "data: [DONE]"
+    ready = httpx.get(f"{url}/ready")
+    assert ready.status_code == 503
+    assert "started again" in ready.json()["reason"]
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.post(f"{url}/v1/completions", json=LONG).status_code == 503
+    wait_for(lambda: httpx.get(f"{url}/ready").status_code == 200, 60)
+    assert engine_of(process) != killed
+    assert httpx.post(f"{url}/v1/completions", json=asked).json()["choices"] == before
+    assert gauge(url, "lockstep:engine_starts_total") == starts + 1
 
 
 def test_an_engine_that_hangs_is_ended_and_started_again():

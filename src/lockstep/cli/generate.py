@@ -86,7 +86,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise LockstepError(f"{where} is not JSON: {error}") from error
     if not isinstance(row, dict) or "prompt" not in row:
-        raise LockstepError(f'{where}: expected an object such as {{"prompt": "Once upon a time"}}')
+        keys = f", not one with the keys {', '.join(row)}" if isinstance(row, dict) and row else ""
+        raise LockstepError(f'{where}: expected an object such as {{"prompt": "Once upon a time"}}{keys}')
     prompt = row["prompt"]
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(type(token) is int for token in prompt)):
         raise LockstepError(f"{where}: the prompt is {prompt!r:.60}, expected a text or a list of token ids")

@@ -124,11 +124,13 @@ def _tokens(app: FastAPI, service: Service) -> None:
 
 
 def _status(app: FastAPI, service: Service) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Live: 200 while the server answers, whatever its engine does."""
         return json_response({"status": "ok"})
 
+    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """200 when the engine can take requests, else 503 with the reason."""

@@ -28,6 +28,17 @@ _NOT_TEXT = frozenset(
 )
 """Content parts of OpenAI's that are not offered."""
 
+_NOT_OFFERED = frozenset(
+    {
+        "reasoning_effort", "reasoning", "verbosity", "modalities", "audio", "prediction", "web_search_options",
+        "functions", "function_call", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "conversation",
+        "max_tool_calls",
+    }
+)  # fmt: skip
+"""Parameters of OpenAI's, known in no body here or not in all."""
+_NEAR = 0.75
+"""How alike two names must be for a slip of the pen (`difflib`)."""
+
 Error = dict[str, Any]
 
 
@@ -84,8 +95,10 @@ def _unknown(path: str, place: Sequence[str | int], endpoint: str) -> str:
         others = [other for other, body in _ENDPOINTS.items() if name in body.model_fields]
         if others:
             return f"{path} is not a parameter of this endpoint but of {others[0]}: remove it, or ask there."
+        if name in _NOT_OFFERED:
+            return f"{path} is a parameter of OpenAI's that is not offered here: remove it."
     body = _ENDPOINTS.get(endpoint) if len(place) == 1 else None
-    near = difflib.get_close_matches(name, body.model_fields if body is not None else _NAMES, 1)
+    near = difflib.get_close_matches(name, body.model_fields if body is not None else _NAMES, 1, _NEAR)
     hint = f"did you mean {near[0]}?" if near and near[0] != name else "remove it."
     return f"{path or 'a key'} is not a parameter of this endpoint: {hint}"
 
