@@ -279,6 +279,33 @@ def test_layouts_are_measured_in_turns(tiny: Tiny) -> None:
         measure_layouts(config, [{"parallel": {"dp": 2}}, {"parallel": {"dp": 4}}])
 
 
+BETWEEN_PROCESSES: list[dict[str, Any]] = [
+    {"dp": 2, "bucket_mb": 1},
+    {"dp": 2, "fsdp": 2},
+    {"dp": 2, "fsdp": 3},
+    {"pp": 2, "schedule": "zb-v"},
+    {"tp": 2},
+    {"tp": 2, "sequence_parallel": True},
+    {"cp": 2},
+]
+
+
+def test_every_way_of_sending_works_between_processes(tiny: Tiny) -> None:
+    """Two real processes over Gloo, whose messages have rules that threads need not keep: every layout takes a step."""
+    train, eager = {"canonical_tp": 2, "micro_batch": 1, "micro_batches": 4}, {"level": "O0"}
+    layouts: list[dict[str, Any]] = [
+        {"parallel": parallel, "train": train, "compile": eager} for parallel in BETWEEN_PROCESSES
+    ]
+    layouts.append({"parallel": {"tp": 2}, "train": train, "compile": {"level": "O2"}})
+    experts = {"model": with_experts("qwen3_moe"), "train": {**train, "canonical_tp": 1}}
+    layouts.append({"parallel": {"dp": 2, "ep": 2}, "compile": eager, **experts})
+    measured = measure_layouts(tiny(model={**MODEL, "num_kv_heads": 2}), layouts, rounds=1, steps=1, warm_up=0)
+    for asked, found in zip(layouts, measured, strict=True):
+        axis = next(name for name, size in asked["parallel"].items() if size == 2)
+        assert len(found.seconds) == 1
+        assert found.sent_bytes[axis] > 0
+
+
 def refused(config: Config, mesh: Mesh | None = None, **parallel: Any) -> str:
     with pytest.raises(LockstepError) as error:
         Trainer(config, mesh=mesh, parallel=parallel)

@@ -138,13 +138,12 @@ class Axis:
                 self.receive(before, self.index - 1).wait()
             values.append(go_on(before).contiguous())
             sent += [self.send(values[-1], i) for i in ([self.index + 1] if self.index < last else range(last))]
-        if self.index < last:
-            for i, value in enumerate(values):
-                sent[i].wait()
-                values[i] = torch.empty_like(value)
-                self.receive(values[i], last).wait()
         for pending in sent:
             pending.wait()
+        if self.index < last:
+            values = [torch.empty_like(value) for value in values]
+            for value in values:
+                self.receive(value, last).wait()
         return values
 
     def merge(self, tensor: Tensor) -> Tensor:
