@@ -198,9 +198,9 @@ def test_a_deferred_weight_gradient_is_the_operators_own() -> None:
         y = deferred.linear(x, weight, bias)
         y.backward(dy)
         assert weight.grad is None
-        ((held, later),) = queue.take()
-        assert held is weight
-        assert torch.equal(later(), now[0])
+        (due,) = queue.take()
+        assert due.weight is weight
+        assert torch.equal(due.gradient(), now[0])
         assert torch.equal(bias.grad, now[1])
         bias.grad = None
         assert not queue.take()
