@@ -26,14 +26,20 @@ def cannot_hold(
         f"{room / 1e9:.3g} GB of a {cluster.device.name}. "
     )
     would = _more_devices(shape, cluster, batch, pins) + _other_devices(shape, cluster, batch, pins)
+    if not would:
+        largest = max((load_cluster(f"{cluster.devices}x{name}") for name in cluster_names()), key=_memory)
+        would = _more_devices(shape, largest, batch, pins)
     if pins and _smallest(shape, cluster, batch, None) <= room:
         would.insert(0, "the same cluster without the pins")
-    return lines + ("What would: " + ", or ".join(would) + "." if would else "No described cluster of this size would.")
+    return lines + ("What would: " + ", or ".join(would) + "." if would else "No described cluster would.")
 
 
 def _more_devices(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> list[str]:
-    for doubling in range(1, _DOUBLINGS + 1):
-        larger = replace(cluster, devices=cluster.devices * 2**doubling)
+    """The least that would: a power of two, or twice, four times ... as many."""
+    powers = range(_DOUBLINGS + 1)
+    power = 1 << cluster.devices.bit_length()
+    for count in sorted({power << n for n in powers} | {cluster.devices << n for n in powers[1:]}):
+        larger = replace(cluster, devices=count)
         if _smallest(shape, larger, batch, pins) <= cluster.device.capacity:
             return [f"{larger.devices}x{cluster.device.name}"]
     return []
@@ -42,11 +48,15 @@ def _more_devices(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins 
 def _other_devices(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> list[str]:
     """The described device with the least memory that holds the model on as many devices."""
     others = [load_cluster(f"{cluster.devices}x{name}") for name in cluster_names()]
-    for other in sorted(others, key=lambda c: c.device.memory_gb):
+    for other in sorted(others, key=_memory):
         larger = other.device.memory_gb > cluster.device.memory_gb
         if larger and _smallest(shape, other, batch, pins) <= other.device.capacity:
             return [other.name]
     return []
+
+
+def _memory(cluster: Cluster) -> float:
+    return cluster.device.memory_gb
 
 
 def _smallest(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> float:

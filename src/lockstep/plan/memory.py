@@ -152,9 +152,17 @@ def moving_bytes(rows: Columns) -> Column:
 
 
 def working_bytes(rows: Columns) -> Column:
-    """What comes and goes: one layer's recomputed activations with the first gradients of its own, or the backward's
+    """What comes and goes beside all that is kept: the backward's gradients of the residual stream; or one layer's
+    recomputed activations, which come when the layers that keep theirs have freed them."""
+    stay = rows.slow_layers * (1 - rows.full) - away_layers(rows)
+    stream = rows.tokens * rows.hidden * 2 * 4 + gathered_bytes(rows, again=False)
+    return np.maximum(stream, recompute_bytes(rows) - stay * plain_layer_bytes(rows))
+
+
+def recompute_bytes(rows: Columns) -> Column:
+    """What comes and goes while a layer is recomputed: its activations with the first gradients of its own, or the
     gradients of the residual stream."""
-    return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + gathered_bytes(rows)
+    return np.maximum(recomputed_bytes(rows), rows.tokens * rows.hidden * 2 * 4) + gathered_bytes(rows, again=True)
 
 
 def unit_bytes(rows: Columns) -> tuple[Column, Column]:
@@ -178,11 +186,12 @@ def gathers(rows: Columns) -> NDArray[np.bool_]:
     return rows.ours & (rows.fsdp >= 3) & (rows.sharing > 1)
 
 
-def gathered_bytes(rows: Columns) -> Column:
+def gathered_bytes(rows: Columns, again: bool) -> Column:
     """With weights sharded: the head, from a micro-batch's loss to its backward; a layer's weights, twice while they
-    are gathered, and beside the first of their gradients, when a layer that is recomputed holds most."""
+    are gathered, and beside the first of their gradients, when a layer that is recomputed (again) holds most."""
     layer, words = unit_bytes(rows)
-    each = np.where(rows.full > 0, np.maximum(2 * layer - recomputed_bytes(rows), 1.25 * layer), 2 * layer)
+    beside = np.maximum(2 * layer - recomputed_bytes(rows), 1.25 * layer)
+    each = np.where(again & (rows.full > 0), beside, 2 * layer)
     return np.where(gathers(rows), words + each, 0.0)
 
 

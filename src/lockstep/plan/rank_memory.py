@@ -24,12 +24,12 @@ from lockstep.plan.memory import (
     loss_gradients,
     message_bytes,
     plain_layer_bytes,
+    recompute_bytes,
     spread_gradients,
     stage_bytes,
     state_bytes,
     sums_when_reducing,
     unit_bytes,
-    working_bytes,
 )
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.refine import layers_of_chunks, table_of
@@ -129,7 +129,7 @@ class _Walk:
         others = float(spread_gradients(mine)[0]) / sum(layers[stage])
         self.others = [others * n for n in layers[stage]]
         self.ranks = float(mine.ep[0])
-        self.working = float(working_bytes(mine)[0])
+        self.working = float(recompute_bytes(mine)[0])
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
         self.passes = [_Pass(mine, n / sum(layers[stage])) for n in layers[stage]]
