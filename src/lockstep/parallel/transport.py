@@ -22,10 +22,7 @@ class Pending(Protocol):
     """A send or a receive that was begun."""
 
     def wait(self) -> None:
-        """Return when the tensor was taken over by the transport (send) or is filled (receive).
-
-        To be called once: Gloo's second wait for a send waits for another, which never comes.
-        """
+        """Return when the tensor was taken over by the transport (send) or is filled (receive); again: at once."""
 
 
 class Transport(Protocol):
