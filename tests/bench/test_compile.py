@@ -32,6 +32,7 @@ def sides(monkeypatch):
     monkeypatch.setattr(measure, "_ways", ways)
     monkeypatch.setattr(measure, "_steps", lambda depth, rounds: dict.fromkeys(measure.LEVELS, one))
     monkeypatch.setattr(measure, "_chain", lambda rounds: {"eager": 2e-4, "sunk": 1e-4})
+    monkeypatch.setattr(measure, "_block", lambda rounds: {"O0": 1e-3, "plain": 1.1e-3, "ratio": 1.1})
     return called
 
 
@@ -47,6 +48,7 @@ def test_every_side_is_compiled_cold_and_then_from_its_cache(sides):
     assert rows["compile torch.compile, s"] == rows["compile O2, s"]
     assert rows["step O2, ms"] == ("250.0 (1.00x)",) * 3
     assert rows["step torch.compile, ms"] == ("500.0",) * 3
+    assert rows["block O0, ms"] == ("1.000 (1.10x)", "", "")
     assert any("O1 24.00x, O2 24.00x" in note for note in found.notes)
     assert any("O2 100x, 100x, 100x" in note for note in found.notes)
     assert sides.count(("O0", 4)) == 1
@@ -66,6 +68,11 @@ def test_a_peer_that_does_other_work_is_refused():
     for loss in (7.1, float("nan")):
         with pytest.raises(LockstepError, match="not the same work"):
             measure._check_losses({4: [{"loss": 7.0}]}, {4: [{"loss": loss}]})
+
+
+def test_a_block_in_plain_pytorch_around_the_same_operators_gives_the_same_bits(monkeypatch):
+    monkeypatch.setattr(measure, "_PASSES", 1)
+    assert measure._block(1).keys() == {"O0", "plain", "ratio"}
 
 
 def test_a_side_gives_the_same_losses_eagerly_and_compiled(tmp_path):

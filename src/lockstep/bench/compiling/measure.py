@@ -26,6 +26,9 @@ LEVELS = ("O0", "O1", "O2")
 _PATIENCE = 120
 """Seconds that a peer may take for one cold compilation."""
 
+_PASSES = 20
+"""Of a block in one turn."""
+
 Progress = Callable[[str], None]
 Times = dict[str, float]
 """Seconds of compiling and of a step, and the first loss."""
@@ -50,15 +53,15 @@ def compile_report(
         _check_losses(found["O0"], found["mindspore"])
     progress("steps")
     steps = {depth: _steps(depth, rounds) for depth in depths}
-    chain = _chain(rounds)
-    data: dict[str, Any] = {**found, "chain": chain}
+    chain, block = _chain(rounds), _block(rounds)
+    data: dict[str, Any] = {**found, "chain": chain, "block": block}
     data["steps"] = {depth: {name: s.median for name, s in one.items()} for depth, one in steps.items()}
     columns = ("", *(f"{depth} layers" for depth in depths))
     packages = ("transformers",) if "torch" in peers else ()
-    notes = [*_notes(found, depths), _chain_note(chain)]
+    notes = [*_notes(found, depths), _chain_note(chain), _block_note(block)]
     if "mindspore" in peers:
         notes.append(f"MindSpore {version(interpreter('mindspore', where), 'mindspore')}: a step as one graph.")
-    rows = tuple(_rows(found, steps, depths))
+    rows = (*_rows(found, steps, depths), _block_row(block, depths))
     return Report("compile", "Compile levels", command, describe(*packages), columns, rows, tuple(notes), data)
 
 
@@ -186,6 +189,50 @@ def _chain(rounds: int) -> dict[str, float]:
     return {name: Spread.of(seconds).median for name, seconds in found.items()}
 
 
+def _block(rounds: int) -> dict[str, float]:
+    """Seconds of a block's forward and backward at O0, and in plain eager PyTorch around the same operators, in turn;
+    ratio: the median of plain / O0 over the rounds."""
+    import time
+
+    from lockstep.bench.compiling.plain_block import PlainBlock
+    from lockstep.bench.turns import ratios
+    from lockstep.model import random_decoder
+    from lockstep.ops import Packed, operators
+
+    config, ops = shape(1), operators("bitwise")
+    decoder, batch = random_decoder(config, 0).train(), Packed.of([LENGTH] * SEQUENCES)
+    ours, table = decoder.layers[0], decoder.rope_tables(batch)[0]
+    plain = PlainBlock(config, ours, batch.starts, batch.positions, table)
+    x = torch.randn(SEQUENCES * LENGTH, config.hidden_size, generator=torch.Generator().manual_seed(0))
+    forms: dict[str, tuple[torch.nn.Module, Callable[[torch.Tensor], torch.Tensor]]] = {
+        "O0": (ours, lambda x: ours(ops, x, batch, table, None, torch.float32)),
+        "plain": (plain, plain),
+    }
+
+    def passes(form: str) -> list[torch.Tensor]:
+        module, run = forms[form]
+        given = x.clone().requires_grad_()
+        y = run(given)
+        y.backward(torch.ones_like(y))
+        gradients = {p.data_ptr(): p.grad for p in module.parameters()}
+        for parameter in module.parameters():
+            parameter.grad = None
+        assert given.grad is not None
+        return [y.detach(), given.grad, *(g for g in gradients.values() if g is not None)]
+
+    def timed(form: str) -> float:
+        begun = time.perf_counter()
+        for _ in range(_PASSES):
+            passes(form)
+        return (time.perf_counter() - begun) / _PASSES
+
+    found = {form: passes(form) for form in forms}
+    assert all(any(torch.equal(a, b) for b in found["plain"]) for a in found["O0"]), "not the same bits"
+    times = take_turns({form: partial(timed, form) for form in forms}, 3 * rounds, warmup=2)
+    spreads = {form: Spread.of(seconds).median for form, seconds in times.items()}
+    return {**spreads, "ratio": ratios(times["O0"], times["plain"]).median}
+
+
 def _seconds(call: Callable[[], Any]) -> tuple[float, Any]:
     import time
 
@@ -202,6 +249,18 @@ def _chain_note(chain: dict[str, float]) -> str:
     return (
         f"a chain of 60 small operators: {chain['eager'] * 1e6:.0f} us eager, {chain['sunk'] * 1e6:.0f} us sunk, "
         f"{chain['eager'] / chain['sunk']:.2f}x (target: at least 1.4x)."
+    )
+
+
+def _block_row(block: dict[str, float], depths: Sequence[int]) -> tuple[str, ...]:
+    cell = f"{block['O0'] * 1e3:.3f} ({block['ratio']:.2f}x)"
+    return ("block O0, ms", cell, *[""] * (len(depths) - 1))
+
+
+def _block_note(block: dict[str, float]) -> str:
+    return (
+        f"block O0: forward and backward of {SEQUENCES * LENGTH} tokens, in brackets plain eager PyTorch that calls "
+        f"the same raw operators ({block['plain'] * 1e3:.3f} ms) / this, in turn (target: no slower)."
     )
 
 
