@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from lockstep.compile.program import ALIGN, Placed
 from lockstep.memory.arena import Arena, Buffer, lower_bound, without_reuse
 
+_NEVER = 1 << 62
+"""A call after all."""
+
 
 @dataclass
 class MemoryMap:
@@ -43,7 +46,34 @@ class MemoryMap:
             offsets += [offset + inner for inner in placed.offsets]
         return buffers, Arena(tuple(offsets), self.size)
 
+    def beneath(self, blocks: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+        """Offsets for blocks of so many bytes that are used from some call on to the end: where what lies there is not
+        needed any more, otherwise behind all areas. Also the end of what is behind them."""
+        held = [(offset, offset + size, last) for offset, (size, _, last) in self._buffers.items()]
+        held += {(offset, offset + placed.scratch, _NEVER) for offset, placed, _, _ in self._scratch}
+        held.sort()
+        found, taken, end = dict[int, int](), list[tuple[int, int]](), self.size
+        for number, (size, first) in sorted(enumerate(blocks), key=lambda one: one[1][1]):
+            alive = [(begin, stop) for begin, stop, last in held if last >= first]
+            at = _gap(sorted([*alive, *taken]), size, self.size)
+            if at is None:
+                at, end = end, end + -(-size // ALIGN) * ALIGN
+            else:
+                taken.append((at, at + size))
+            found[number] = at
+        return [found[number] for number in range(len(blocks))], end
+
     def summary(self) -> dict[str, int]:
         """Bytes: the plan's size, the most that is alive at once, and the sum without reuse."""
         buffers: Sequence[Buffer] = self.plan()[0]
         return {"planned": self.size, "alive": lower_bound(buffers), "unshared": without_reuse(buffers)}
+
+
+def _gap(taken: Sequence[tuple[int, int]], size: int, end: int) -> int | None:
+    """The first aligned offset below `end` with room for so many bytes between intervals that are sorted."""
+    at = 0
+    for begin, stop in taken:
+        if at + size <= begin:
+            return at
+        at = max(at, -(-stop // ALIGN) * ALIGN)
+    return at if at + size <= end else None

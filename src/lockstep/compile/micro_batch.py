@@ -8,13 +8,15 @@ with the load-balance loss of experts, where there is one, after the loss: its g
 
 Memory is one piece. What a block saves for its backward pass has a place of its own, and so has every block's input;
 intermediates share one scratch area, since one stage runs at a time. Gradients of the stream alternate between two
-places, and those of weights go straight to where the caller keeps them.
+places, and those of weights go straight to where the caller keeps them: memory of his own, or, where they are done with
+before the next micro-batch, `place_of_gradients`, most of which is what later layers saved and need no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -25,7 +27,7 @@ from lockstep.compile.describe import Unchanged, refuse_watched
 from lockstep.compile.halves import Halves
 from lockstep.compile.layers import Layer, compiled_layers
 from lockstep.compile.memory_map import MemoryMap
-from lockstep.compile.program import Placer, Program
+from lockstep.compile.program import ALIGN, Placer, Program
 from lockstep.compile.recipe import Place, Recipe
 from lockstep.compile.stage import balance_stage, embedding_stage, loss_stage, tensors_of
 from lockstep.model.decoder import Decoder
@@ -85,6 +87,24 @@ class MicroBatch:
         made.program.run([*values, *made.gradients.values()], [*tensors, *gradients])
         return float(made.program.value(made.objective)), made.program.value(made.logprobs)
 
+    @cached_property
+    def place_of_gradients(self) -> list[Tensor]:
+        """Memory for `run` to write gradients to, which the next run overwrites."""
+        made, blocks = self._stitch, dict[int, list[str]]()
+        for name in made.gradients:  # those of a layer lie together
+            blocks.setdefault(made.written.get(name, len(made.program)), []).append(name)
+        shapes = {name: p.shape for name, p in self.decoder.named_parameters()}
+        sizes = {name: -(-4 * shapes[name].numel() // ALIGN) * ALIGN for name in made.gradients}
+        offsets, end = made.map.beneath([(sum(sizes[n] for n in names), call) for call, names in blocks.items()])
+        inner, behind = made.program.value(made.memory), torch.empty(end - made.map.size, dtype=torch.uint8)
+        found = {}
+        for offset, names in zip(offsets, blocks.values(), strict=True):
+            memory, at = (inner, offset) if offset < made.map.size else (behind, offset - made.map.size)
+            for name in names:
+                found[name] = memory[at : at + 4 * shapes[name].numel()].view(torch.float32).view(shapes[name])
+                at += sizes[name]
+        return [found[name] for name in made.gradients]
+
     @property
     def program(self) -> Program:
         return self._stitch.program
@@ -128,7 +148,8 @@ class _Stitch:
         named = dict(decoder.named_parameters())
         self.leaves = dict(zip(named, program.tensors(named.values()), strict=True))
         self.gradients = dict(zip(trained, program.tensors([empty] * len(trained)), strict=True))
-        self.written: set[str] = set()
+        self.written: dict[str, int] = {}
+        """The parameters whose gradients some recipe gives, and its first call."""
         self._lay_out()
         self._emit()
 
@@ -191,7 +212,7 @@ class _Stitch:
         for i in reversed(range(len(stages.layers))):
             self._emit_backward(i)
         self._emit_embedding()
-        for name in self.gradients.keys() - self.written:
+        for name in self.gradients.keys() - self.written.keys():
             self.program.call("aten::zero_", self.gradients[name])
 
     def _emit_loss(self) -> None:
@@ -252,7 +273,7 @@ class _Stitch:
             if at is None:
                 continue
             if isinstance(result, str):
-                self.written.add(result)
+                self.written.setdefault(result, len(self.program))
                 result = self.gradients[result]
             places.append(result)
         first, scratch = len(self.program), self.slopes[0].offset if ahead else self.scratch

@@ -16,9 +16,10 @@ class CompileConfig(Section):
 
     level: Literal["auto", "O0", "O1", "O2"] = "auto"
     """`O0` runs operator by operator, `O1` compiles each kind of block once, `O2` makes the whole step one program
-    over one static memory plan. `auto` is O2 for Lockstep's models, whose bits are the same at every level, and O0 for
-    a module that is given to `Trainer`, which O1 and O2 give to `torch.compile`. Under `numerics: fast` a model always
-    runs as O0."""
+    over one static memory plan. `auto` is O2 for Lockstep's models, whose bits are the same at every level (one process
+    whose programs are not cached yet takes its first step at O0, and compiles then if that pays), and O0 for a module
+    that is given to `Trainer`, which O1 and O2 give to `torch.compile`. Under `numerics: fast` a model always runs as
+    O0."""
     disable_pass: list[str] = Field(default_factory=list)
     """Passes to leave out (`docs/compile.md` names them)."""
     only_pass: list[str] = Field(default_factory=list)

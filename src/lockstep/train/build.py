@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.compile.passes import pipeline
 from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
@@ -235,7 +236,8 @@ def _tokenizer(config: Config, start: Model | None, point: Checkpoint | None) ->
 
 def _check_shape(config: Config, shape: ModelConfig) -> None:
     """What can be refused before the corpus is read."""
-    new = isinstance(config.model, ModelConfig)
+    new, how = isinstance(config.model, ModelConfig), config.compile
+    pipeline(how.of_model, how.disable_pass, how.only_pass)
     if config.data.seq_len > shape.max_positions:
         raise LockstepError(
             f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}: "

@@ -12,13 +12,16 @@ from lockstep.memory.recompute import RecomputePolicy
 from lockstep.train.optimizer import AdamW
 
 
-def compiler_of(config: CompileConfig, note: Callable[[str], None], cache: Cache | None = None) -> Compiler:
-    """The compiler that the configuration names. cache: None takes the user's, where the configuration wants one."""
+def compiler_of(
+    config: CompileConfig, note: Callable[[str], None], cache: Cache | None = None, only_cached: bool = False
+) -> Compiler:
+    """The compiler that the configuration names. cache: None takes the user's, where the configuration wants one.
+    only_cached: capture nothing."""
     if cache is None and config.cache:
         cache = Cache()
     policy = RecomputePolicy(config.recompute)
     return Compiler(
-        config.of_model, config.disable_pass, config.only_pass, cache, config.explain, note=note, recompute=policy
+        config.of_model, config.disable_pass, config.only_pass, cache, config.explain, note, policy, only_cached
     )
 
 

@@ -13,11 +13,11 @@ from lockstep.config import Config
 from lockstep.model import Model
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluate
-from lockstep.train.execution import Execution, execution
+from lockstep.train.execution import Eager, Execution, execution
 from lockstep.train.optimizer import AdamW
 from lockstep.train.signals import StopRequest
-from lockstep.train.step import Compute, StepGradient, step_gradient
-from lockstep.train.tree import global_norm
+from lockstep.train.step import Compute, StepGradient
+from lockstep.train.when_to_compile import Chosen
 
 
 class Engine(Protocol):
@@ -93,25 +93,17 @@ class OneProcess(HoldsAll):
         """note: where one-line messages of the compiler go."""
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
         self._config, self._note = config, note
-        self._execution: Execution | None = None
+        eager = Eager(model.decoder, self._compute, parameters, optimizer, config.train.z_loss)
+        self.execution = Chosen(config, eager, self._at_level, note)
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
-        if self._execution is None and self._config.compile.of_model != "O0":
-            self._execution = self._compiled()
-        if self._execution is not None:
-            return self._execution.gradient(batches, stop)
-        return step_gradient(self.model.decoder, self._compute, self.parameters, batches, z_loss, stop)
+        return self.execution.before_step(self.optimizer.step_count).gradient(batches, stop)
 
     def norm(self, found: StepGradient) -> float:
-        if self._execution is not None:
-            return self._execution.norm(found.gradient)
-        return global_norm(found.gradient, self.model.ops)
+        return self.execution.now.norm(found.gradient)
 
     def update(self, found: StepGradient, lr: float, scale: float) -> None:
-        if self._execution is not None:
-            self._execution.update(found.gradient, lr, scale)
-        else:
-            self.optimizer.step(found.gradient, lr, scale)
+        self.execution.now.update(found.gradient, lr, scale)
 
     def evaluate(self, data: Dataset, sequences: int, micro_batch: int) -> Evaluation | None:
         return evaluate(self.model.decoder, self._compute, data, sequences, micro_batch)
@@ -119,13 +111,13 @@ class OneProcess(HoldsAll):
     def whole_model(self) -> Model:
         return self.model
 
-    def _compiled(self) -> Execution:
-        """At the first step, so that what only looks at a run compiles nothing."""
+    def _at_level(self, only_cached: bool) -> Execution:
+        """Made for a step, so that what only looks at a run compiles nothing."""
         train, data = self._config.train, self._config.data
         rows = train.micro_batch * data.seq_len
         run = (self.model.decoder, self._compute, self.parameters, self.optimizer, train.z_loss)
         page = Path(train.out).expanduser() / "compile.html"
-        return execution(*run, self._config.compile, rows, self._note, page=page)
+        return execution(*run, self._config.compile, rows, self._note, page=page, only_cached=only_cached)
 
     @property
     def _compute(self) -> Compute:

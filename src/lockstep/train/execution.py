@@ -5,7 +5,8 @@ Every way gives the same bits. What cannot be compiled runs operator by operator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -13,14 +14,24 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch, not_possible
+from lockstep.compile import Blockwise, Cache, CannotCompile, Compiler, GlobalNorm, MicroBatch, NotCached, not_possible
 from lockstep.compile.report import explained
 from lockstep.config import CompileConfig
 from lockstep.model.decoder import Decoder
 from lockstep.train.compiled import CompiledUpdate, compiler_of
 from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
-from lockstep.train.step import Compute, Forward, Micro, Shares, StepGradient, eager, logprob_sum, sum_gradients
+from lockstep.train.step import (
+    Compute,
+    Forward,
+    Micro,
+    Shares,
+    StepGradient,
+    eager,
+    logprob_sum,
+    step_gradient,
+    sum_gradients,
+)
 from lockstep.train.tree import global_norm
 
 Note = Callable[[str], None]
@@ -51,19 +62,23 @@ def execution(
     note: Note,
     cache: Cache | None = None,
     page: Path | None = None,
+    only_cached: bool = False,
 ) -> Execution:
     """The execution at the level that the configuration names. rows: the most tokens of a micro-batch. cache: None
-    takes the user's, where the configuration wants one. page: where the graphs are written, if they are asked for."""
+    takes the user's, where the configuration wants one. page: where the graphs are written, if they are asked for.
+    only_cached: raise NotCached instead of compiling what is not in the cache."""
     plain, level = Eager(decoder, compute, parameters, optimizer, z_loss), config.of_model
     if level == "O0" or compute.ops.numerics == "fast":
         return plain
-    compiler = compiler_of(config, note, cache)
+    compiler = compiler_of(config, note, cache, only_cached)
     found: Execution = plain
     try:
         if level == "O2":
             found = Whole(plain, compiler, rows)
         else:
             plain.forward = Blockwise(decoder, compute.ops, compute.dtype, compiler, rows)
+    except NotCached:
+        raise
     except CannotCompile as error:
         note(not_possible(level, error))
     if config.explain:
@@ -87,7 +102,8 @@ class Eager:
         self.forward: Forward | None = None
 
     def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
-        return sum_gradients(self.micro(len(batches)), batches, stop)
+        run = (self.decoder, self.compute, self.parameters, batches, self.z_loss, stop, self.forward)
+        return step_gradient(*run)
 
     def micro(self, micro_batches: int) -> Micro:
         """How one of so many micro-batches is run."""
@@ -101,7 +117,11 @@ class Eager:
 
 
 class Whole:
-    """A micro-batch, the norm and the update as one program each. What is larger than planned runs eagerly."""
+    """A micro-batch, the norm and the update as one program each. What is larger than planned runs eagerly.
+
+    A gradient that the tree adds into another right away, or that is the only one of its step, lies within the
+    program's memory; the others in lists of their own, which are used again.
+    """
 
     def __init__(self, eager: Eager, compiler: Compiler, rows: int) -> None:
         self._eager, self._compiler, self._rows = eager, compiler, rows
@@ -114,7 +134,8 @@ class Whole:
     def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
         if self._program is not None and not self._program.unchanged:
             self._compile_again()
-        return sum_gradients(partial(self._micro, len(batches)), batches, stop, self._recycle)
+        run = partial(self._micro, len(batches), itertools.count())
+        return sum_gradients(run, batches, stop, self._recycle)
 
     def norm(self, gradient: list[Tensor]) -> float:
         return self._norm(gradient)
@@ -123,11 +144,13 @@ class Whole:
         self._update(gradient, lr, scale)
         self._recycle(gradient)
 
-    def _micro(self, count: int, batch: Batch, weight: float) -> Shares:
-        """One of so many micro-batches."""
+    def _micro(self, count: int, numbers: Iterator[int], batch: Batch, weight: float) -> Shares:
+        """The next of so many micro-batches."""
+        number = next(numbers)
         if self._program is None or len(batch.tokens) > self._rows:
             return self._eager.micro(count)(batch, weight)
-        gradient = self._free.pop() if self._free else self._memory()
+        at_once = number % 2 == 1 or number == count - 1
+        gradient = self._program.place_of_gradients if at_once else self._free.pop() if self._free else self._memory()
         weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
         balance = self._eager.decoder.config.router_aux_loss / count
         objective, logprobs = self._program.run(batch.tokens, batch.targets, batch.packed, weights, gradient, balance)
@@ -140,7 +163,8 @@ class Whole:
 
     def _recycle(self, gradient: list[Tensor]) -> None:
         """Take gradients that are not needed any more; no more than were made here, as eager ones come in too."""
-        if len(self._free) < self._made:
+        within = self._program is not None and gradient is self._program.place_of_gradients
+        if not within and len(self._free) < self._made:
             self._free.append(gradient)
 
     def _compiled(self) -> MicroBatch:

@@ -44,11 +44,13 @@ def step_gradient(
     batches: Sequence[Batch],
     z_loss: float,
     stop: Callable[[], bool] = lambda: False,
+    forward: Forward | None = None,
 ) -> StepGradient | None:
     """The gradient of the mean loss over all loss tokens of the global batch, or None if ``stop`` said so between
-    two micro-batches. Parameters are not changed; their ``.grad`` is None before and after.
+    two micro-batches. Parameters are not changed; their ``.grad`` is None before and after. forward: called in the
+    decoder's place.
     """
-    return sum_gradients(eager(decoder, compute, parameters, z_loss, len(batches)), batches, stop)
+    return sum_gradients(eager(decoder, compute, parameters, z_loss, len(batches), forward), batches, stop)
 
 
 Shares = tuple[float, float, list[Tensor]]

@@ -1,0 +1,75 @@
+"""A run that names no level: what is cached from the first step on, otherwise compiled after it where that pays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.compile.models import same
+
+from lockstep.compile import Cache, compiler
+from lockstep.config import Config
+from lockstep.train import Trainer, compiled, speed, when_to_compile
+from lockstep.train.execution import Eager, Whole
+
+Tiny = Callable[..., Config]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(speed, "matrix_peak", lambda dtype: 1e11)
+    monkeypatch.setattr(compiled, "Cache", functools.partial(Cache, tmp_path / "programs"))
+
+
+def run(config: Config, notes: list[str]) -> tuple[list[type], list[torch.Tensor]]:
+    """How each step was run, and the weights after all."""
+    trainer = Trainer(config)
+    trainer.run.engine.execution._note = notes.append
+    engine, kinds = trainer.run.engine, []
+    plain = type(engine).update
+
+    def update(*arguments: object) -> None:
+        kinds.append(type(engine.execution.now))
+        plain(engine, *arguments)
+
+    engine.update = update
+    trainer.fit()
+    return kinds, [p.detach().clone() for p in trainer.model.decoder.parameters()]
+
+
+def test_the_first_step_waits_for_nothing_and_the_next_run_has_it_all(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    config = functools.partial(tiny, train={"steps": 3})
+    kinds, expected = run(config(tmp_path / "short"), notes)
+    assert kinds == [Eager] * 3
+    assert notes[0].startswith("operators run one by one (O0): 2 steps of ")
+    monkeypatch.setattr(when_to_compile, "COST", 0.0)
+    kinds, weights = run(config(tmp_path / "long"), notes)
+    assert kinds == [Eager, Whole, Whole]
+    assert same(weights, expected)
+    assert notes[1].startswith("compiled in ")
+    monkeypatch.setattr(compiler, "capture", lambda *_: pytest.fail("everything is in the cache"))
+    kinds, weights = run(config(tmp_path / "again"), notes)
+    assert kinds == [Whole] * 3
+    assert same(weights, expected)
+    assert len(notes) == 2
+
+
+@pytest.mark.parametrize(("level", "kind"), [("O0", Eager), ("O2", Whole)])
+def test_a_level_that_is_named_is_what_runs(tiny: Tiny, level: str, kind: type) -> None:
+    notes: list[str] = []
+    assert run(tiny(train={"steps": 2}, compile={"level": level}), notes)[0] == [kind] * 2
+    assert not notes
+
+
+def test_compiling_pays_for_many_or_long_steps() -> None:
+    assert when_to_compile.pays(300, 0.35)
+    assert when_to_compile.pays(10, 17.0)
+    assert not when_to_compile.pays(2, 10.0)
+    assert not when_to_compile.pays(100, 0.01)
+    assert not when_to_compile.pays(0, 1e9)
