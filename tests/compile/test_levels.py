@@ -22,6 +22,7 @@ from tests.threads import threads
 OPS = operators("bitwise")
 BATCHES = ([5, 17, 40], [1], [2, 2], [96])
 """Lengths of sequences: one compiled program serves them all."""
+LONG = [120, 128, 90, 110]
 
 
 def whole(made, compiler, dtype, rows=96, z_loss=0.0):
@@ -141,6 +142,31 @@ def test_the_memory_plan_is_sound_and_small():
     assert check(buffers, arena) == []
     assert arena.peak <= 1.05 * lower_bound(buffers)
     assert arena.peak <= 0.6 * without_reuse(buffers)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_gradients_lie_where_nothing_is_needed_any_more(family):
+    """Same bytes, less memory than with gradients of their own, no place of another buffer while that is in use."""
+    made = decoder(family, num_layers=8)
+    program = whole(made, Compiler("O2"), torch.bfloat16, rows=512)
+    places = program.place_of_gradients
+    tokens, targets, packed, weights = batch(LONG)
+    for _ in range(2):
+        objective, logprobs = program.run(tokens, targets, packed, weights, places, made.config.router_aux_loss)
+        found = [torch.tensor(objective, dtype=torch.float32), logprobs, *places]
+        assert same(found, eager(made, OPS, torch.bfloat16, LONG))
+    inner = program.program.value(program._stitch.memory)
+    begin, end = inner.data_ptr(), inner.data_ptr() + program.memory.size
+    within = [p for p in places if begin <= p.data_ptr() < end]
+    assert sum(p.nbytes for p in within) > (0.5 if family == "llama" else 0.1) * sum(p.nbytes for p in places)
+    calls = program._stitch.written
+    names = [name for name, p in made.named_parameters() if p.requires_grad]
+    buffers, arena = program.memory.plan()
+    for name, place in zip(names, places, strict=True):
+        at = place.data_ptr() - begin
+        for buffer, offset in zip(buffers, arena.offsets, strict=True):
+            apart = at + place.nbytes <= offset or offset + buffer.size <= at
+            assert apart or buffer.last < calls[name], name
 
 
 def test_a_change_after_compiling_is_noticed():

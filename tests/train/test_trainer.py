@@ -202,7 +202,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, bad: set[int], what: str) -> None:
     monkeypatch.setattr(OneProcess, "gradient", gradient)
 
 
-@pytest.mark.parametrize(("what", "level"), [("loss", "O0"), ("gradient", "O0"), ("gradient", "auto")])
+@pytest.mark.parametrize(("what", "level"), [("loss", "O0"), ("gradient", "O0"), ("gradient", "O2")])
 def test_a_bad_step_is_skipped_and_reported(tiny: Tiny, monkeypatch: pytest.MonkeyPatch, what: str, level: str) -> None:
     spoil(monkeypatch, {1}, what)
     trainer = Trainer(tiny(train={"steps": 2, "save_every": 1}, compile={"level": level}))
@@ -293,6 +293,7 @@ def test_clipping_limits_the_update(tiny: Tiny, tmp_path: Path) -> None:
     [
         ({"data": {"seq_len": 256}}, r"data.seq_len 256 is longer than the model's max_positions 128"),
         ({"data": {"sources": ["/no/such"]}}, "'/no/such' does not exist"),
+        ({"compile": {"disable_pass": ["dead-cod"]}, "data": {"sources": ["/no/such"]}}, "Did you mean 'dead-code'"),
         ({"data": {"tokenizer": "/no/such"}}, "data.tokenizer: /no/such is no directory"),
         ({"schedule": {"warmup_steps": 50}}, "the schedule needs 50 steps"),
         ({"model": {"head_dim": 24}}, "head_dim is 24; the attention kernel takes multiples of 16"),

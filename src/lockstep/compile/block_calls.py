@@ -25,13 +25,13 @@ from lockstep.compile.stage import Leaf, tensors_of
 from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.model.moe import Routed
 from lockstep.ops import Operators, Packed
-from lockstep.ops.cut_linear import WeightQueue
+from lockstep.ops.cut_linear import WeightQueue, WholeGradient
 from lockstep.parallel.nodes import Group
 
 
 class BlockCalls:
     """A `BlockCall`. plain: calls blocks operator by operator: without gradients, and batches of more tokens than the
-    placer's rows.
+    placer's rows (units of them, where the operators share rows among ranks; and of fewer than one unit).
 
     layers: the groups of layers that are here; the first group of the model embeds. again: layers that keep only their
     input and run again in the backward pass. queue: takes gradients of weights; None: they come with the backward pass.
@@ -55,6 +55,7 @@ class BlockCalls:
         """Compiles at once; CannotCompile where that is not possible."""
         refuse_watched(decoder)
         self.rows, self.again, self.queue, self.plain = placer.rows, frozenset(again), queue, plain
+        self.share = ops.share
         self.layers: dict[int, Layer] = {}
         with torch.enable_grad():
             for span in layers:
@@ -80,11 +81,12 @@ class BlockCalls:
         dtype: torch.dtype,
         routed: list[Routed] | None = None,
     ) -> Tensor:
-        if len(x) > self.rows or not torch.is_grad_enabled():
+        units = self.share.units(len(x))
+        if not 1 <= units <= self.rows or not torch.is_grad_enabled():
             return self.plain(layer, block, ops, x, batch, table, pages, dtype, routed)
         here = self.layers[layer]
         inputs = [*tensors_of(batch), table, *(leaf.tensor for leaf in here.leaves)]
-        how = _How(self.kinds[id(here.halves)], here, self.trained[layer], layer in self.again, self.queue)
+        how = _How(self.kinds[id(here.halves)], here, self.trained[layer], layer in self.again, self.queue, units)
         y, *routes = _Block.apply(how, x, *inputs)
         if routed is not None and routes:
             routed.append(Routed(*routes))
@@ -112,6 +114,8 @@ class _Kind:
         self.forward = part(ahead, (len(ahead.inputs) + len(self.results), self.saved))
         self.backward = part(halves.backward, (used, self.saved), (behind + len(self.gradients), self.carried))
         self.weights = part(halves.weights, (used, self.saved), (used + halves.saved, self.carried))
+        self.late = frozenset[int]() if halves.weights is None else halves.weights.read
+        """Of the used inputs, those that weights' gradients read."""
 
 
 class _Pieces:
@@ -155,14 +159,17 @@ class _Part:
 
 
 class _How:
-    """How one block of a kind is called. trained: which of the layer's leaves have a gradient."""
+    """How one block of a kind is called. trained: which of the layer's leaves have a gradient. rows: the size."""
 
-    def __init__(self, kind: _Kind, layer: Layer, trained: list[int], again: bool, queue: WeightQueue | None) -> None:
+    def __init__(
+        self, kind: _Kind, layer: Layer, trained: list[int], again: bool, queue: WeightQueue | None, rows: int
+    ) -> None:
         self.kind, self.layer, self.trained, self.again, self.queue = kind, layer, trained, again, queue
+        self.rows = rows
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The results, the stream first, and the memory of what is saved (of no tensors: none)."""
-        kind, rows = self.kind, inputs[0].shape[0]
+        kind, rows = self.kind, self.rows
         assert kind.forward is not None
         results = _fresh(kind.results, rows)
         saved = [kind.saved.memory()] if kind.saved.places else []
@@ -183,7 +190,7 @@ class _Block(Function):
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor | None, ...]:
         how: _How = ctx.how
-        kind, layer, rows = how.kind, how.layer, incoming[0].shape[0]
+        kind, layer, rows = how.kind, how.layer, how.rows
         given, saved = [tensor.detach() for tensor in ctx.saved_tensors], []
         if not how.again:
             given, saved = given[: len(kind.used)], given[len(kind.used) :]
@@ -203,6 +210,7 @@ class _Block(Function):
             for i, gradient in zip(how.trained, gives, strict=True):
                 weights[i] = gradient
         else:
+            given = [tensor if i in kind.late else tensor.new_empty(0) for i, tensor in enumerate(given)]
             _Later(kind, rows, given, [*saved, *carried]).put_into(how.queue, [layer.leaves[i] for i in how.trained])
         others = len(ctx.needs_input_grad) - 2 - len(weights)
         return None, slope, *[None] * others, *weights
@@ -219,7 +227,7 @@ class _Later:
         assert self.kind.weights is not None
         for weight, at in zip(weights, self.kind.weights.recipe.gives, strict=True):
             if at is not None:
-                queue.put(weight.tensor, partial(self._gradient, at))
+                queue.put(weight.tensor, WholeGradient(partial(self._gradient, at)))
 
     def _gradient(self, at: int) -> Tensor:
         weights = self.kind.weights

@@ -14,12 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
+from lockstep.ops.row_share import RowShare
+
+ALL_ROWS = RowShare()
+
 Function = Callable[..., tuple[Tensor, ...]]
 """Of positional tensors, to a tuple of tensors."""
 
 
 class CannotCompile(Exception):
     """A stage that cannot be made a program; the message says why. It runs operator by operator instead."""
+
+
+class NotCached(CannotCompile):
+    """A stage that would have to be captured, where only the cache was asked for."""
 
 
 def not_possible(level: str, why: object) -> str:
@@ -31,8 +39,8 @@ def not_possible(level: str, why: object) -> str:
 class Given:
     """An input of a graph: a tensor of this shape and dtype, contiguous. differentiated: its gradient is an output.
 
-    shape: a size may be `ROWS`, the number of rows (tokens) of the batch, or `ANY`, one that no shape in the graph
-    depends on (the number of sequences).
+    shape: a size may be `ROWS`, the number of rows (tokens) of the batch, `OWN`, this rank's share of them, or `ANY`,
+    one that no shape in the graph depends on (the number of sequences).
     """
 
     name: str
@@ -40,13 +48,14 @@ class Given:
     dtype: torch.dtype
     differentiated: bool = False
 
-    def fake(self, rows: int) -> Tensor:
-        """An empty tensor for this many rows; under a FakeTensorMode it has no memory."""
-        sizes = [rows if size == ROWS else _SOME if size == ANY else size for size in self.shape]
+    def fake(self, units: int, share: RowShare) -> Tensor:
+        """An empty tensor for this many units of rows; under a FakeTensorMode it has no memory."""
+        known = {ROWS: share.all_rows(units), OWN: share.own_rows(units), ANY: _SOME}
+        sizes = [known.get(size, size) for size in self.shape]
         return torch.empty(sizes, dtype=self.dtype, requires_grad=self.differentiated)
 
 
-ROWS, ANY = -1, -2
+ROWS, ANY, OWN = -1, -2, -3
 _SOME = 5
 
 
@@ -65,13 +74,16 @@ class Joint:
     loose: tuple[int, ...]
 
 
-_TRACING = threading.Lock()
+TRACING = threading.RLock()
 """Tracing patches `torch.nn.Module` for the whole process, so one thread traces at a time. Others may run meanwhile:
 what is patched looks at nothing but the trace's own modes, which belong to the tracing thread."""
 
 
-def capture(function: Function, given: Sequence[Given], rows: int, whole: bool = False) -> Joint:
-    """Trace a function for a number of rows; its backward too where an input is differentiated.
+def capture(
+    function: Function, given: Sequence[Given], units: int, whole: bool = False, share: RowShare = ALL_ROWS
+) -> Joint:
+    """Trace a function for a number of rows (so many units of the share); its backward too where an input is
+    differentiated.
 
     whole: the gradients that come in are ones, made within the graph. Raises whatever the function does with a
     tensor's values (`item`, shapes that depend on data): it cannot be captured. Threads may call it at once.
@@ -81,8 +93,8 @@ def capture(function: Function, given: Sequence[Given], rows: int, whole: bool =
 
     loose = tuple(i for i, one in enumerate(given) if ANY in one.shape)
     wanted = [i for i, one in enumerate(given) if one.differentiated]
-    with _TRACING, FakeTensorMode(), torch.set_grad_enabled(bool(wanted)):
-        inputs = [one.fake(rows) for one in given]
+    with TRACING, FakeTensorMode(), torch.set_grad_enabled(bool(wanted)):
+        inputs = [one.fake(units, share) for one in given]
         outputs = function(*inputs)
         tangents = tuple(i for i, out in enumerate(outputs) if out.requires_grad)
         incoming = [] if whole else [torch.empty_like(outputs[i], requires_grad=False) for i in tangents]

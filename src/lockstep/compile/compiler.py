@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from lockstep.compile.cache import Cache
-from lockstep.compile.capture import CannotCompile, Function, capture
+from lockstep.compile.capture import TRACING, CannotCompile, Function, NotCached, capture
 from lockstep.compile.halves import Halves
 from lockstep.compile.partition import split
 from lockstep.compile.passes import Level, PassContext, PassReport, apply, pipeline
@@ -20,9 +20,10 @@ from lockstep.compile.stage import Stage
 from lockstep.errors import LockstepError
 from lockstep.memory.recompute import RecomputePolicy
 
-ROWS, MORE = 47, 79
-"""Rows that a stage is captured with. Recipes hold lines through both, so that they serve every number of rows; odd,
-and 32 apart, so that a size in blocks of rows (halves, panels of sixteen) lies on no line and is refused."""
+ROWS, MORE = 1009, 1041
+"""Rows (units of them, where ranks share them) that a stage is captured with. Recipes hold lines through both, so that
+they serve every number of rows. They are odd and 32 apart, so that a size in blocks of rows (halves, panels of sixteen)
+lies on no line and is refused; and neither they, one more, nor a few times as many are the width of anything."""
 
 
 @dataclass
@@ -44,7 +45,7 @@ class StageReport:
 class Compiler:
     """Compiles every kind of stage once. keep_graphs: put the graphs into the reports (then the cache is not read).
 
-    note: where one-line messages go.
+    note: where one-line messages go. only_cached: capture nothing (NotCached).
     """
 
     level: Level
@@ -54,10 +55,12 @@ class Compiler:
     keep_graphs: bool = False
     note: Callable[[str], None] = print
     recompute: RecomputePolicy = field(default_factory=RecomputePolicy)
+    only_cached: bool = False
     reports: list[StageReport] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     """Time of the phases that belong to no stage: planning memory, building programs."""
     _done: list[tuple[Any, Halves]] = field(default_factory=list)
+    _told: bool = False
 
     def __post_init__(self) -> None:
         if self.level == "O0":
@@ -72,7 +75,10 @@ class Compiler:
                 return done
         key = key_text([*what, [*(step.name for step in self.passes), self.recompute.mode]])
         report = StageReport(stage.name)
-        halves = self._from_cache(key, report) or self._captured(stage, key, report)
+        halves = self._from_cache(key, report)
+        if halves is None:
+            with TRACING:  # another thread may have compiled it while this one waited
+                halves = self._from_cache(key, report) or self._captured(stage, key, report)
         self.reports.append(report)
         self._done.append((what, halves))
         return halves
@@ -94,16 +100,25 @@ class Compiler:
         if self.cache is None or self.keep_graphs:
             return None
         begun = time.perf_counter()
-        found = self.cache.load(key, self.note)
+        found = self.cache.load(key, self._refused)
         report.seconds["cache"] = time.perf_counter() - begun
         report.cached = found is not None
         return found
 
+    def _refused(self, line: str) -> None:
+        """Tell of an entry that is not used, once: where one was made by other sources all were."""
+        if not self._told and not self.only_cached:
+            self._told = True
+            self.note(line)
+
     def _captured(self, stage: Stage, key: str | None, report: StageReport) -> Halves:
+        if self.only_cached:
+            raise NotCached(f"{stage.name}: it is not in the compile cache")
         try:
             function = stage.function()
-            few, many = (self._at(stage, function, rows, report) for rows in (ROWS, MORE))
-            halves = few.at_any(ROWS, many, MORE)
+            halves = self._at(stage, function, MORE, report)
+            if stage.grows:
+                halves = self._at(stage, function, ROWS, report).at_any(ROWS, halves, MORE)
         except Exception as error:
             # Whatever a stage does that tracing cannot follow (reading a value, a shape that depends on data) comes
             # as an exception of any type; the eager operators are right in every case.
@@ -115,7 +130,7 @@ class Compiler:
     def _at(self, stage: Stage, function: Function, rows: int, report: StageReport) -> Halves:
         """The recipes for one number of rows."""
         with _timed(report, "capture"):
-            joint = capture(function, stage.given, rows, stage.whole)
+            joint = capture(function, stage.given, rows, stage.whole, stage.share)
         if self.keep_graphs and rows == MORE:
             report.before = _copy(joint.module)
         with _timed(report, "passes"):

@@ -34,13 +34,14 @@ class Unchanged:
     """Notices when a module is no longer what it was: an attribute, a weight's memory, a submodule.
 
     It looks at the objects themselves, not at a description of them, so that asking costs little. hooks: a hook that is
-    there now counts as a change too.
+    there now counts as a change too. memory: so does other memory of a weight.
     """
 
-    def __init__(self, module: nn.Module, hooks: bool = True) -> None:
+    def __init__(self, module: nn.Module, hooks: bool = True, memory: bool = True) -> None:
         self._hooks = Hooks(module) if hooks else None
         self._seen = [(owner, name, value) for owner, name, value in _held(module)]
-        self._memory = [(t, t.data_ptr(), t.requires_grad) for _, _, t in self._seen if isinstance(t, Tensor)]
+        tensors = [t for _, _, t in self._seen if isinstance(t, Tensor)]
+        self._memory = [(t, t.data_ptr() if memory else None, t.requires_grad) for t in tensors]
         self._sizes = [(owner, len(owner)) for owner in {id(o): o for o, _, _ in self._seen}.values()]
 
     def __bool__(self) -> bool:
@@ -51,7 +52,7 @@ class Unchanged:
         if self._hooks:
             return False
         return all(len(owner) == count for owner, count in self._sizes) and all(
-            t.data_ptr() == pointer and t.requires_grad == wanted for t, pointer, wanted in self._memory
+            pointer in (None, t.data_ptr()) and t.requires_grad == wanted for t, pointer, wanted in self._memory
         )
 
 

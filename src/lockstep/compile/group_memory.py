@@ -54,16 +54,15 @@ class GroupMemory:
 
 
 def plan_group(
-    span: Span, layers: Sequence[Layer], ends: Sequence[Halves], wanted: bool, width: int, placer: Placer
+    span: Span, layers: Sequence[Layer], ends: Sequence[Halves], wanted: bool, stream: Place, placer: Placer
 ) -> GroupMemory:
     """The plan for up to as many rows as the placer has. ends: the embedding and the loss, where the group has them.
-    wanted: whether the loss has a gradient of its input. width: of the stream."""
+    wanted: whether the loss has a gradient of its input. stream: between layers."""
     rows, count = placer.rows, len(layers)
     maps = {"kept": MemoryMap(), "later": MemoryMap(), "scratch": MemoryMap()}
     halves = [*(layer.halves for layer in layers), *ends]
     recipes = [r for h in halves for r in (h.forward, h.backward, h.weights) if r is not None]
     maps["scratch"].take(max(placer(recipe).scratch for recipe in recipes))
-    stream = Place("x", "float32", ((0, 1), (width, 0)))
 
     def area(memory: str, place: Place) -> Area:
         return Area(memory, maps[memory].take(place.bytes(rows)), place)

@@ -10,6 +10,7 @@ finds the line through both. A size that is no such line (half of the rows, thei
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lockstep.memory.arena import Buffer
@@ -89,6 +90,11 @@ class Recipe:
     gives: tuple[int | None, ...]
     workspaces: tuple[Workspace, ...] = ()
 
+    @cached_property
+    def read(self) -> frozenset[int]:
+        """The places that some call touches."""
+        return frozenset(view.base for view in self.views if view.base < len(self.inputs) + len(self.outputs))
+
     def buffers(self, rows: int) -> list[Buffer]:
         """The intermediates at a number of rows, for the arena."""
         return [Buffer(at(one.size, rows), one.first, one.last) for one in self.scratch]
@@ -113,7 +119,7 @@ def sent(recipe: Recipe, rows: int) -> list[int]:
 
     found = []
     for call in recipe.calls:
-        if call.operator.startswith("lockstep_mesh::all_add"):
+        if call.operator.startswith(("lockstep_mesh::all_add", "lockstep_mesh::add_rows")):
             given = call.arguments[0]
             listed = given >= first + len(recipe.views)
             text = recipe.constants[given - first - len(recipe.views)][1:] if listed else str(given)

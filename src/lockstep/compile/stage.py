@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.compile.capture import ANY, ROWS, CannotCompile, Function, Given
+from lockstep.compile.capture import ALL_ROWS, ANY, OWN, ROWS, CannotCompile, Function, Given
 from lockstep.compile.describe import describe, packable, shell
 from lockstep.model.decoder import Block, Decoder
 from lockstep.model.linear import WeightCache, _PackedWeight
 from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators, Packed, Paged, Pages
+from lockstep.ops.row_share import RowShare
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Stage:
 
     function: makes the function to trace; called only where the stage must be captured, for it copies the module.
     whole: forward and backward run as one, with gradients of 1 coming in. leaves: a block's weights, the last given.
-    early: how many of the gradients the backward gives, where those of weights come later (None: all).
+    early: how many of the gradients the backward gives, where those of weights come later (None: all). share: of the
+    rows, which this rank has.
     """
 
     name: str
@@ -38,6 +40,12 @@ class Stage:
     whole: bool = False
     leaves: tuple[Leaf, ...] = ()
     early: int | None = None
+    share: RowShare = ALL_ROWS
+
+    @property
+    def grows(self) -> bool:
+        """Whether its sizes depend on the number of rows."""
+        return any(size in (ROWS, OWN) for one in self.given for size in one.shape)
 
     def deferring(self) -> Stage:
         """The same stage with the gradients of its weights to be computed later than that of its first input."""
@@ -112,7 +120,7 @@ def block_stage(
     """
     found = leaves(block, ops, dtype)
     width = block.attn_norm.weight.shape[0]
-    x = Given("x", (ROWS, width), torch.float32, wanted)
+    x = Given("x", (OWN, width), torch.float32, wanted)
     turning = Given("rope", (ANY, *rope.shape[1:]), rope.dtype)
     given = (x, *_batch_given(batch), turning, *_pages_given(pages), *(leaf.given for leaf in found))
     parts, held = _count(batch), 0 if pages is None else _count(pages)
@@ -133,7 +141,7 @@ def block_stage(
             return (x, *chain.from_iterable((one.logits, one.offsets) for one in routes or ()))
 
     key = _key("block", [describe(block), routed], ops, dtype, given)
-    return Stage("block", key, given, function, leaves=tuple(found))
+    return Stage("block", key, given, function, leaves=tuple(found), share=ops.share)
 
 
 def embedding_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Stage:
@@ -144,7 +152,7 @@ def embedding_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Sta
     def run(tokens: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         return (ops.embedding(tokens, weight, dtype, scale).float(),)
 
-    return Stage("embedding", _key("embedding", scale, ops, dtype, given), given, lambda: run)
+    return Stage("embedding", _key("embedding", scale, ops, dtype, given), given, lambda: run, share=ops.share)
 
 
 def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: float, wanted: bool) -> Stage:
@@ -152,7 +160,7 @@ def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: flo
     gradients of x and of both weights, all in one go."""
     norm, hollow = decoder.norm, shell(decoder.norm)
     weights = [Leaf("norm.weight", norm.weight), Leaf("head.weight", decoder.head_weight)]
-    x = Given("x", (ROWS, norm.weight.shape[0]), torch.float32, wanted)
+    x = Given("x", (OWN, norm.weight.shape[0]), torch.float32, wanted)
     rows = (Given("targets", (ROWS,), torch.int64), Given("token_weights", (ROWS,), torch.float32))
     given = (x, *rows, *(leaf.given for leaf in weights))
     softcap = decoder.logit_softcap
@@ -161,9 +169,8 @@ def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: flo
         hidden = torch.func.functional_call(hollow, {"weight": norm_weight}, (ops, x, dtype))
         return ops.linear_cross_entropy(hidden, head, targets, token_weights, z_loss=z_loss, softcap=softcap)
 
-    return Stage(
-        "head", _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given), given, lambda: run, whole=True
-    )
+    key = _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given)
+    return Stage("head", key, given, lambda: run, whole=True, share=ops.share)
 
 
 def balance_stage(ops: Operators, dtype: torch.dtype, experts: int, wanted: Sequence[bool]) -> Stage:
@@ -277,4 +284,5 @@ def _pages_given(pages: Pages | None) -> list[Given]:
 
 def _key(name: str, what: Any, ops: Operators, dtype: torch.dtype, given: Sequence[Given]) -> Any:
     inputs = [[one.name, list(one.shape), str(one.dtype), one.differentiated] for one in given]
-    return [name, what, ops.numerics, ops.cut_as, str(dtype), inputs]
+    share = [ops.share.members, ops.share.index, ops.share.rest]
+    return [name, what, ops.numerics, ops.cut_as, share, str(dtype), inputs]

@@ -30,8 +30,11 @@ class HeadRows(Rows, Protocol):
         """The other way round."""
 
 
-def on_contexts(ops: Operators, rows: HeadRows) -> Operators:
-    """The operators of a device that holds a run of the rows. Keys have at least a head for every device."""
+def on_contexts(ops: Operators, rows: HeadRows, captured: bool = False) -> Operators:
+    """The operators of a device that holds a run of the rows. Keys have at least a head for every device.
+
+    captured: for a graph, in which weights' gradients are handed on where they are made: nothing puts them off.
+    """
     linear = whole_linear(ops)
     own = on_rows(ops, rows, heads=True)
 
@@ -46,7 +49,13 @@ def on_contexts(ops: Operators, rows: HeadRows) -> Operators:
     def bias_gradient(dy: Tensor) -> Tensor:
         return linear.bias_gradient(rows.gather(dy))
 
-    return replace(own, rope=rope, attention=attention, linear=replace(linear, bias_gradient=bias_gradient))
+    def weight_gradient(dy: Tensor, x: Tensor, _: Tensor | None) -> Tensor:
+        return rows.hand_on(lambda before: linear.weight_gradient(dy, x, before), (dy.shape[1], x.shape[1]))
+
+    here = replace(linear, bias_gradient=bias_gradient)
+    if captured:
+        here = replace(here, weight_gradient=weight_gradient)
+    return replace(own, rope=rope, attention=attention, linear=here, cut_as="rows over contexts")
 
 
 class _ToHeads(Function):

@@ -41,6 +41,16 @@ class Due(NamedTuple):
     source: int | None = None
 
 
+@dataclass(frozen=True)
+class WholeGradient:
+    """A `WeightGradient` that has the rows of all devices in it: a program hands them on by itself."""
+
+    made: Callable[[], Tensor]
+
+    def __call__(self) -> Tensor:
+        return self.made()
+
+
 class WeightQueue:
     """Weight gradients that backward passes have put off since `take` was last called, each with its weight."""
 
@@ -158,7 +168,7 @@ def cut_operators(
         "rows": CutProduct(rows, lambda weight, dtype: [ops.pack(part, dtype) for part in _parts(weight, 1, here)]),
     }
     norm = lambda *given, **named: _head_norm(ops, here, add, *given, **named)  # noqa: E731
-    found = replace(ops, cut=cut, rms_norm=norm, cut_as=f"{here} of {segments} segments {over}".rstrip())
+    found = replace(ops, cut=cut, rms_norm=norm, cut_as=f"{ops.cut_as} {here} of {segments} segments {over}".strip())
     return found if shards is None else on_rows(found, shards)
 
 

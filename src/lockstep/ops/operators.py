@@ -21,6 +21,7 @@ from lockstep.ops.linear import linear, pack_to_keep
 from lockstep.ops.moe import balance_loss, combine, dispatch, grouped_gated, grouped_linear, route
 from lockstep.ops.norm import rms_norm
 from lockstep.ops.rope import rope
+from lockstep.ops.row_share import RowShare
 
 Numerics = Literal["bitwise", "fast"]
 Split = Literal["columns", "rows", "vocabulary"]
@@ -116,6 +117,8 @@ class Operators:
     """The products of a layer's experts where each device has some of them; None: the grouped products above"""
     cut_as: str = ""
     """How they are cut, in words: what a compiled program of these operators depends on beyond ``numerics``"""
+    share: RowShare = field(default_factory=RowShare)
+    """The rows of a micro-batch that graphs of these operators are captured for"""
 
 
 def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators:

@@ -114,7 +114,11 @@ class Axis:
 
         parts: for each member what we have of its part.
         """
-        return Sum(self._adding_part(parts, dtype)).wait()
+        return self.begin_add_part(parts, dtype).wait()
+
+    def begin_add_part(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Sum:
+        """`add_part`, begun."""
+        return Sum(self._adding_part(parts, dtype))
 
     def _adding_part(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Generator[None, None, Tensor]:
         mine = [parts[self.index] if i == self.index else torch.empty_like(parts[self.index]) for i in range(self.size)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from lockstep.ops.cut_linear import Add
 from lockstep.parallel.collectives import Axis, Sum
 
-_LIBRARY = torch.library.Library("lockstep_mesh", "DEF")
+LIBRARY = torch.library.Library("lockstep_mesh", "DEF")
 _HANDLES: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count()
 
@@ -27,25 +28,38 @@ class Group:
 
     def __init__(self, axis: Axis) -> None:
         self.axis, self.handle = axis, f"{axis.name}#{next(_NUMBERS)}"
-        self.begun: dict[int, _Message] = {}
-        """Sums on their way, by the address of the memory that each result will be written to."""
+        self.begun: dict[int, Message] = {}
+        """What is on its way, by the address of the memory that each result will be written to."""
         _HANDLES[self.handle] = self
 
+    def begin(self, outs: Sequence[Tensor], message: Message) -> None:
+        for out in outs:
+            self.begun[out.data_ptr()] = message
 
-class _Message:
-    """Tensors that are summed as one."""
+    def wait(self, out: Tensor) -> Tensor:
+        """out, with what was begun for it. A sum goes on only while somebody waits, and other ranks wait for what we
+        still have to send: so sums end in the order in which all ranks began them, whichever is asked for."""
+        wanted = self.begun.pop(out.data_ptr())
+        for message in self.begun.values():
+            if message is wanted:
+                break
+            if message.goes_on:
+                message.finish()
+        wanted.finish()
+        return out
 
-    def __init__(self, total: Sum, outs: Sequence[Tensor]) -> None:
-        self.total, self.outs = total, outs
-        self.done = False
+
+class Message:
+    """What was begun and has to be ended, once. goes_on: whether there is more to send before it ends."""
+
+    def __init__(self, end: Callable[[], None], goes_on: bool = False) -> None:
+        self._end: Callable[[], None] | None = end
+        self.goes_on = goes_on
 
     def finish(self) -> None:
-        """Write the sums where they belong."""
-        if self.done:
-            return
-        flat, self.done = self.total.wait().reshape(-1), True
-        for out, part in zip(self.outs, flat.split([out.numel() for out in self.outs]), strict=True):
-            out.view(-1).copy_(part)
+        end, self._end = self._end, None
+        if end is not None:
+            end()
 
 
 def adding(axis: str) -> Add:
@@ -59,68 +73,85 @@ def adding(axis: str) -> Add:
     return add
 
 
-_LIBRARY.define("all_add(Tensor x, ScalarType dtype, str group) -> Tensor")
-_LIBRARY.define("all_add.out(Tensor x, ScalarType dtype, str group, *, Tensor(a!) out) -> Tensor(a!)")
-_LIBRARY.define("all_add_coalesced(Tensor[] xs, ScalarType dtype, str group) -> Tensor[]")
-_LIBRARY.define("all_add_coalesced.out(Tensor[] xs, ScalarType dtype, str group, *, Tensor(a!)[] out) -> ()")
-_LIBRARY.define("wait(Tensor begun, str group) -> Tensor")
+def define(name: str, arguments: str, shape: Callable[..., Tensor], begin: Callable[..., Message]) -> None:
+    """An operator `NAME(arguments, str group) -> Tensor` that begins something, and its form with `out`.
+
+    shape: an empty tensor like the result, of the arguments. begin: of the axis, the memory of the result and the
+    arguments.
+    """
+
+    def into(*given: Any, out: Tensor) -> Tensor:
+        group = _HANDLES[given[-1]]
+        group.begin([out], begin(group.axis, out, *given[:-1]))
+        return out
+
+    LIBRARY.define(f"{name}({arguments}, str group) -> Tensor")
+    LIBRARY.define(f"{name}.out({arguments}, str group, *, Tensor(a!) out) -> Tensor(a!)")
+    torch.library.register_fake(f"lockstep_mesh::{name}", lambda *given: shape(*given[:-1]), lib=LIBRARY)
+    LIBRARY.impl(name, lambda *given: into(*given, out=shape(*given[:-1])), "CompositeExplicitAutograd")
+    LIBRARY.impl(f"{name}.out", into, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("lockstep_mesh::all_add", lib=_LIBRARY)
-def _empty(x: Tensor, dtype: torch.dtype, group: str) -> Tensor:
+def define_several(
+    name: str, arguments: str, shape: Callable[..., Tensor], begin: Callable[..., Message], form: str
+) -> None:
+    """`define` of tensors that go as one message: `NAME(Tensor[] xs, arguments, str group) -> Tensor[]`. shape: of one
+    of them; begin: of all. form: the operator of one tensor."""
+
+    def shapes(xs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+        return [shape(x, *rest[:-1]) for x in xs]
+
+    def into(*given: Any, out: Sequence[Tensor]) -> None:
+        group = _HANDLES[given[-1]]
+        group.begin(out, begin(group.axis, out, *given[:-1]))
+
+    def anew(*given: Any) -> list[Tensor]:
+        outs = shapes(*given)
+        into(*given, out=outs)
+        return outs
+
+    LIBRARY.define(f"{name}(Tensor[] xs, {arguments}, str group) -> Tensor[]")
+    LIBRARY.define(f"{name}.out(Tensor[] xs, {arguments}, str group, *, Tensor(a!)[] out) -> ()")
+    torch.library.register_fake(f"lockstep_mesh::{name}", shapes, lib=LIBRARY)
+    LIBRARY.impl(name, anew, "CompositeExplicitAutograd")
+    LIBRARY.impl(f"{name}.out", into, "CompositeExplicitAutograd")
+    alone = getattr(torch.ops.lockstep_mesh, form).default
+    COALESCED[alone] = getattr(torch.ops.lockstep_mesh, name).default
+
+
+COALESCED: dict[Any, Any] = {}
+"""Operators, and the form of each that takes a list."""
+
+
+def sum_into(total: Sum, outs: Sequence[Tensor]) -> Message:
+    """A sum that was begun, whose parts, one after the other, belong to these tensors."""
+
+    def end() -> None:
+        flat = total.wait().reshape(-1)
+        for out, part in zip(outs, flat.split([out.numel() for out in outs]), strict=True):
+            out.view(-1).copy_(part)
+
+    return Message(end, goes_on=True)
+
+
+def _add(axis: Axis, out: Tensor, x: Tensor, dtype: torch.dtype) -> Message:
+    return sum_into(axis.begin_add(x, dtype), [out])
+
+
+def _add_several(axis: Axis, outs: Sequence[Tensor], xs: Sequence[Tensor], dtype: torch.dtype) -> Message:
+    return sum_into(axis.begin_add(torch.cat([x.reshape(-1) for x in xs]), dtype), outs)
+
+
+def _empty(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.new_empty(x.shape, dtype=dtype)
 
 
-@torch.library.register_fake("lockstep_mesh::all_add_coalesced", lib=_LIBRARY)
-def _empties(xs: Sequence[Tensor], dtype: torch.dtype, group: str) -> list[Tensor]:
-    return [x.new_empty(x.shape, dtype=dtype) for x in xs]
-
-
-@torch.library.register_fake("lockstep_mesh::wait", lib=_LIBRARY)
-def _same(begun: Tensor, group: str) -> Tensor:
-    return begun
-
-
-def _begin(xs: Sequence[Tensor], dtype: torch.dtype, group: str, outs: Sequence[Tensor]) -> None:
-    here = _HANDLES[group]
-    sent = xs[0] if len(xs) == 1 else torch.cat([x.reshape(-1) for x in xs])
-    message = _Message(here.axis.begin_add(sent, dtype), outs)
-    for out in outs:
-        here.begun[out.data_ptr()] = message
-
-
-def _begin_one(x: Tensor, dtype: torch.dtype, group: str, *, out: Tensor) -> Tensor:
-    _begin([x], dtype, group, [out])
-    return out
-
-
-def _begin_several(xs: Sequence[Tensor], dtype: torch.dtype, group: str, *, out: Sequence[Tensor]) -> None:
-    _begin(xs, dtype, group, out)
-
-
-def _begin_one_anew(x: Tensor, dtype: torch.dtype, group: str) -> Tensor:
-    return _begin_one(x, dtype, group, out=_empty(x, dtype, group))
-
-
-def _begin_several_anew(xs: Sequence[Tensor], dtype: torch.dtype, group: str) -> list[Tensor]:
-    outs = _empties(xs, dtype, group)
-    _begin(xs, dtype, group, outs)
-    return outs
-
-
 def _wait(begun: Tensor, group: str) -> Tensor:
-    _HANDLES[group].begun.pop(begun.data_ptr()).finish()
-    return begun
+    return _HANDLES[group].wait(begun)
 
 
-for _name, _kernel in (
-    ("all_add", _begin_one_anew),
-    ("all_add.out", _begin_one),
-    ("all_add_coalesced", _begin_several_anew),
-    ("all_add_coalesced.out", _begin_several),
-    ("wait", _wait),
-):
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-
-ALL_ADD = torch.ops.lockstep_mesh.all_add.default
-ALL_ADD_COALESCED = torch.ops.lockstep_mesh.all_add_coalesced.default
+define("all_add", "Tensor x, ScalarType dtype", _empty, _add)
+define_several("all_add_coalesced", "ScalarType dtype", _empty, _add_several, "all_add")
+LIBRARY.define("wait(Tensor begun, str group) -> Tensor")
+torch.library.register_fake("lockstep_mesh::wait", lambda begun, group: begun, lib=LIBRARY)
+LIBRARY.impl("wait", _wait, "CompositeExplicitAutograd")

@@ -14,10 +14,12 @@ from lockstep.model.split import expert_of, split_of
 from lockstep.ops import Operators
 from lockstep.ops.contexts import on_contexts
 from lockstep.ops.cut_linear import cut_operators
+from lockstep.ops.row_share import RowShare
 from lockstep.ops.spread_experts import spread_experts
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.head import shared_head
 from lockstep.parallel.nodes import adding
+from lockstep.parallel.row_nodes import RowNodes
 from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Table
 from lockstep.parallel.shards import Cut, Shards
@@ -70,22 +72,27 @@ class Partition:
         """Whether this rank holds all of the model."""
         return self.mesh.shape.pp == self.mesh.shape.tp == self.mesh.shape.ep == 1 and self.store is None
 
-    def operators(self, ops: Operators, captured: bool = False) -> Operators:
+    def operators(self, ops: Operators, captured: bool = False, rest: int = 0) -> Operators:
         """The operators with products that reach across the tensor-parallel ranks where a weight is cut, and rows that
-        go to the ranks of their experts. captured: for a graph, in which what reaches across are nodes."""
+        go to the ranks of their experts. captured: for a graph, in which what reaches across are nodes; where rows are
+        shared, of numbers that leave this rest."""
         if self.experts is not None:
             ops = spread_experts(ops, self.experts)
         segments, axis = self.config.canonical_tp, self.mesh["tp"]
         add = adding("tp") if captured and axis.size > 1 else axis.add
         over = "over tp" if axis.size > 1 else ""
+        rows: RankRows | RowNodes | None = self.rows
+        if captured and self.rows is not None:
+            share = RowShare(self.rows.axis.size, self.rows.axis.index, rest)
+            ops, rows = replace(ops, share=share), RowNodes(self.rows.axis.name, share)
         if self.contexts is None:
-            found = cut_operators(ops, segments, segments // axis.size, add, over, self.rows)
+            found = cut_operators(ops, segments, segments // axis.size, add, over, rows)
             if not self._shared_head:
                 return found
             head = shared_head(ops, axis, self.config.vocab_size)
             return replace(found, cut={**found.cut, "vocabulary": head})
-        assert self.rows is not None
-        return cut_operators(on_contexts(ops, self.rows), segments, segments // axis.size, add, over)
+        assert rows is not None
+        return cut_operators(on_contexts(ops, rows, captured), segments, segments // axis.size, add, over)
 
     @property
     def place(self) -> str:

@@ -6,7 +6,7 @@ the model's graph at its inputs, where values pass unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.model.split import expert_of
 from lockstep.ops import Operators, Packed
-from lockstep.ops.cut_linear import Due, WeightQueue, deferring
+from lockstep.ops.cut_linear import Due, WeightQueue, WholeGradient, deferring
 from lockstep.ops.spread_experts import queueing
 from lockstep.parallel.boundary import passed
 from lockstep.parallel.collectives import Axis
@@ -111,10 +111,17 @@ class Pipeline:
         self.current: Step | None = None
         """The step that is being done: for whoever watches."""
 
-    def step(self, batches: Sequence[MicroBatch], finish: Finish, put: Put, work: Work | None = None) -> None:
+    def step(
+        self,
+        batches: Sequence[MicroBatch],
+        finish: Finish,
+        put: Put,
+        work: Callable[[Put], Work] | None = None,
+    ) -> None:
         """Forward and backward of all micro-batches. Gradients of the parameters that this rank owns go to ``put``.
 
-        work: computes in the place of operators one by one (then nothing calls ``finish``).
+        work: makes what computes in the place of operators one by one (then nothing calls ``finish``), of a `Put` for
+        gradients that need not wait for the end of a step.
         """
         given: set[tuple[str, int]] = set()
 
@@ -122,7 +129,8 @@ class Pipeline:
             given.add((name, m))
             put(name, m, gradient)
 
-        run = _Run(self, batches, work or Eager(self, batches, finish, give), put, given=given)
+        how: Work = Eager(self, batches, finish, give) if work is None else work(give)
+        run = _Run(self, batches, how, put, given=given)
         for step in self.table.rows[self.axis.index]:
             for part in step.parts:
                 run.do(part)
@@ -327,9 +335,7 @@ class Eager:
             self._give(m, found, set())
 
     def _give(self, m: int, found: dict[str, Tensor], halves: set[str]) -> None:
-        """Give away what is whole: not those that have a part from elsewhere, nor a tied embedding's, which has two."""
-        for name in [n for n in found if n in self.line.owns and n not in halves and n != TIED]:
-            self.give(name, m, found.pop(name))
+        give_whole(self.line, self.give, m, found, halves)
 
     def _computed(self, m: int, work: list[Due]) -> Iterator[tuple[str, Tensor]]:
         """The gradients of weights that were put off, by name; those of spread experts are given away."""
@@ -339,7 +345,7 @@ class Eager:
             assert due.source is not None
             self.give(line.names[id(due.weight)], m * line.experts.size + due.source, due.gradient())
         work = [due for due in work if due.source is None]
-        if line.contexts is None:
+        if line.contexts is None or all(isinstance(due.gradient, WholeGradient) for due in work):
             values: Iterable[Tensor] = (due.gradient() for due in work)
         else:
             values = line.contexts.hand_on_all([(due.gradient, due.weight.shape) for due in work])
@@ -354,6 +360,13 @@ class Eager:
     def close(self) -> None:
         left = [*self.graph, *self.due]
         assert not left, f"a table does every step once, and {left} were left"
+
+
+def give_whole(line: Pipeline, give: Put, m: int, found: dict[str, Tensor], halves: Collection[str] = ()) -> None:
+    """Give away what is whole of these gradients of a micro-batch: not those that have a part from elsewhere (halves),
+    nor a tied embedding's, which has two."""
+    for name in [n for n in found if n in line.owns and n not in halves and n != TIED]:
+        give(name, m, found.pop(name))
 
 
 def _keep_none(name: str, micro_batch: int, gradient: Tensor) -> None:

@@ -60,7 +60,7 @@ def level_reports(config: Config, shape: ModelConfig, rank: int, levels: Sequenc
 
 
 def _report(level: Level, config: Config, part: Partition | None, decoder: Decoder) -> LevelReport:
-    if part is not None and (why := not_compiled(part, config)):
+    if part is not None and (why := not_compiled(part)):
         return LevelReport(level, reason=why)
     how = config.compile
     compiler = Compiler(level, how.disable_pass, how.only_pass, recompute=RecomputePolicy(how.recompute))
@@ -68,7 +68,7 @@ def _report(level: Level, config: Config, part: Partition | None, decoder: Decod
         groups = _groups(compiler, config, part, decoder)
     except CannotCompile as error:
         return LevelReport(level, reason=str(error))
-    rows = config.train.micro_batch * config.data.seq_len
+    rows = _units(config, part)[0]
     found = [_recipes(group) for group in groups]
     passes: Counter[str] = Counter()
     for one in (report for stage in compiler.reports for report in stage.passes):
@@ -108,11 +108,12 @@ def most_in_flight(table: Table, device: int, chunk: int) -> int:
 
 
 def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder: Decoder) -> list[GroupPrograms]:
-    placer, dtype = Placer(config.train.micro_batch * config.data.seq_len), getattr(torch, config.train.dtype)
+    units, rest = _units(config, part)
+    placer, dtype = Placer(units), getattr(torch, config.train.dtype)
     ops, axes = operators("bitwise"), dict[str, Group]()
     spans = [Span(range(len(decoder.layers)), True, True)]
     if part is not None:
-        ops = part.operators(ops, captured=True)
+        ops = part.operators(ops, captured=True, rest=rest)
         policy = layer_policy(config.parallel, part.mesh["pp"].index)
         held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
         again, last = policy.chosen(held).again, part.stages.groups - 1
@@ -123,6 +124,12 @@ def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder:
     trained = [name for name, p in decoder.named_parameters() if p.requires_grad]
     made = (decoder, ops, dtype, config.train.z_loss, trained, compiler, placer, axes)
     return [GroupPrograms(span, *made) for span in spans]
+
+
+def _units(config: Config, part: Partition | None) -> tuple[int, int]:
+    """The largest micro-batch's rows for each rank that shares them, and what is left over."""
+    members = 1 if part is None or part.rows is None else part.rows.axis.size
+    return divmod(config.train.micro_batch * config.data.seq_len, members)
 
 
 def _recipes(group: GroupPrograms) -> dict[str, list[Recipe]]:

@@ -17,7 +17,7 @@ from lockstep.model import Decoder, Model
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.gradient_shards import GradientShards
 from lockstep.parallel.partition import Partition
-from lockstep.parallel.pipeline import Finish, Pipeline, Work
+from lockstep.parallel.pipeline import Finish, Pipeline, Put, Work
 from lockstep.parallel.reduction import Reduction, global_norm
 from lockstep.parallel.shards import Run
 from lockstep.parallel.stages import TIED
@@ -105,11 +105,11 @@ class OnMesh:
 
         mine = [batches[i] for i in self.mine]
         work = self.level.work(mine, weight, ended)
-        total = self._sharded(mine, finish) if self.fsdp >= 2 else self._summed(mine, finish, work)
+        total = self._sharded(mine, finish, work) if self.fsdp >= 2 else self._summed(mine, finish, work)
         objectives, losses = self._merged(found).T.tolist()
         return StepGradient(total, tree_total(losses), tree_total(objectives))
 
-    def _summed(self, mine: list[Batch], finish: Finish, work: Work | None) -> list[Tensor]:
+    def _summed(self, mine: list[Batch], finish: Finish, work: Callable[[Put], Work] | None) -> list[Tensor]:
         """Tensors of the parameters that this rank updates; of each its own runs are valid."""
         parts = [(part, part.names) for part in self.shards.by_axis()]
         sums = [Reduction({n: self.owned[n] for n in names}, part, self.leaves, self.bucket) for part, names in parts]
@@ -123,10 +123,10 @@ class OnMesh:
         total = {name: tensor for reduction in sums for name, tensor in reduction.total().items()}
         return [total[name] for name in self.owned]
 
-    def _sharded(self, mine: list[Batch], finish: Finish) -> list[Tensor]:
+    def _sharded(self, mine: list[Batch], finish: Finish, work: Callable[[Put], Work] | None) -> list[Tensor]:
         """The own runs (ZeRO-2)."""
         sums = GradientShards(self.owned, self.shards, len(mine))
-        self.pipeline.step(mine, finish, sums.put)
+        self.pipeline.step(mine, finish, sums.put, work)
         return list(sums.total().values())
 
     def norm(self, found: StepGradient) -> float:

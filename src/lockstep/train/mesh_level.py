@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.compile import (
     BlockCalls,
@@ -20,6 +22,7 @@ from lockstep.compile import (
     Flight,
     GroupPrograms,
     Placer,
+    Pool,
     Span,
     not_possible,
 )
@@ -29,11 +32,12 @@ from lockstep.config import Config
 from lockstep.memory.layers import recomputing
 from lockstep.memory.offload import Offload
 from lockstep.model import Model
-from lockstep.ops import operators
+from lockstep.model.decoder import BlockCall
+from lockstep.ops import Operators, operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.nodes import Group
 from lockstep.parallel.partition import Partition
-from lockstep.parallel.pipeline import Pipeline, Work
+from lockstep.parallel.pipeline import Pipeline, Put, Work, give_whole
 from lockstep.train.compiled import CompiledUpdate, compiler_of
 from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
@@ -66,9 +70,9 @@ class LevelOnMesh:
         self.rows = config.train.micro_batch * config.data.seq_len
         self._plain = pipeline.call
         self._asked = config.compile.of_model != "O0" and model.ops.numerics == "bitwise"
-        self._uncompiled = not_compiled(part, config)
         self._unchanged: Unchanged | None = None
-        self._groups: dict[int, GroupPrograms] = {}
+        self._groups: list[dict[int, GroupPrograms]] = []
+        """By what numbers of rows leave, where ranks share them (otherwise one entry), and by group."""
         self._update: CompiledUpdate | None = None
 
     def prepare(self) -> None:
@@ -81,16 +85,16 @@ class LevelOnMesh:
         reason = self._compile()
         failed = [rank for rank, flag in enumerate(self.mesh.world.gather(torch.tensor([float(bool(reason))]))) if flag]
         if failed:
-            self._asked, self._groups, self._update, self.pipeline.call = False, {}, None, self._plain
+            self._asked, self._groups, self._update, self.pipeline.call = False, [], None, self._plain
             reason = reason or f"rank {failed[0]} could not be compiled"
             self.note(not_possible(self.config.compile.of_model, reason))
 
-    def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Work | None:
-        """What computes the groups for these micro-batches; None: operators one by one, or block by block (O1).
+    def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Callable[[Put], Work] | None:
+        """Makes what computes the groups for these micro-batches; None: operators one by one, or block by block (O1).
         weight: of a loss token."""
-        if not self._groups or any(len(batch.tokens) > self.rows for batch in batches):
+        if not self._groups or not all(len(self._groups) <= len(batch.tokens) <= self.rows for batch in batches):
             return None
-        return _Programs(self._groups, batches, weight, ended)
+        return partial(_Programs, self.pipeline, self._groups, batches, weight, ended)
 
     def update(self, gradients: list[Tensor], lr: float, scale: float) -> None:
         """One step of the optimizer."""
@@ -101,15 +105,16 @@ class LevelOnMesh:
 
     def _compile(self) -> str:
         """Why it cannot be, or nothing."""
-        if self._uncompiled:
-            return self._uncompiled
+        if why := not_compiled(self.part):
+            return why
         how = self.config.compile
         compiler = compiler_of(how, self.note)
         try:
             self._programs(compiler)
         except CannotCompile as error:
             return str(error)
-        self._unchanged = Unchanged(self.model.decoder, hooks=False)  # a hook on one rank alone would leave it waiting
+        # A hook on one rank alone would leave it waiting for the others; sharded weights come and go.
+        self._unchanged = Unchanged(self.model.decoder, hooks=False, memory=self.part.store is None)
         if how.explain:
             page = Path(self.config.train.out).expanduser() / "compile.html"
             title = f"Compiled at {how.of_model}, rank {self.mesh.rank}"
@@ -117,44 +122,58 @@ class LevelOnMesh:
         return ""
 
     def _programs(self, compiler: Compiler) -> None:
-        part, model, line = self.part, self.model, self.pipeline
-        ops = part.operators(operators("bitwise"), captured=True)
-        groups = {"tp": Group(self.mesh["tp"])} if self.mesh.shape.tp > 1 else {}
-        placer, deferring = Placer(self.rows), part.table.split_backward
+        mesh, part = self.mesh, self.part
+        members = 1 if part.rows is None else part.rows.axis.size
+        placer = Placer(self.rows // members)
+        axes = {name: Group(mesh[name]) for name in ("tp", "cp") if mesh[name].size > 1}
+        kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(members)]
         if compiler.level == "O1" or self.offload is not None:
-            spans = [part.stages.layers[group] for group in part.groups]
-            queue = line.queue if deferring else None
-            calls = BlockCalls(
-                model.decoder, ops, model.dtype, spans, self.again, queue, compiler, placer, groups,
-                recomputing(self.again),
-            )  # fmt: skip
-            line.call = calls if self.offload is None else self.offload.calling(calls)
+            calls = [self._blocks(compiler, ops, placer, axes) for ops in kinds]
+            call: BlockCall = calls[0] if members == 1 else partial(_by_rest, calls)
+            call = call if self.offload is None else self.offload.calling(call)
+            self.pipeline.call = call if part.store is None else part.store.calling(call)
             if compiler.level == "O2":
                 self._update = CompiledUpdate(self.optimizer)
             return
-        found = {}
-        for group in part.groups:
-            layers = part.stages.layers[group]
-            span = Span(layers, group == 0, group == part.stages.groups - 1, self.again & set(layers), deferring)
-            trained = line.of_group[group]
-            how = (model.decoder, ops, model.dtype, self.config.train.z_loss, trained, compiler, placer, groups)
-            found[group] = GroupPrograms(span, *how)
+        pools = {group: Pool() for group in part.groups}
+        found = [self._stages(compiler, ops, placer, axes, pools) for ops in kinds]
         with compiler.phase("build"):
-            scratch = torch.empty(max(one.memory.scratch for one in found.values()), dtype=torch.uint8)
-            for one in found.values():
+            every = [one for groups in found for one in groups.values()]
+            scratch = torch.empty(max(one.memory.scratch for one in every), dtype=torch.uint8)
+            for one in every:
                 one.attach(scratch)
             self._groups, self._update = found, CompiledUpdate(self.optimizer)
 
+    def _blocks(self, compiler: Compiler, ops: Operators, placer: Placer, axes: dict[str, Group]) -> BlockCalls:
+        part, model = self.part, self.model
+        spans = [part.stages.layers[group] for group in part.groups]
+        queue = self.pipeline.queue if part.table.split_backward else None
+        how = (compiler, placer, axes, recomputing(self.again))
+        return BlockCalls(model.decoder, ops, model.dtype, spans, self.again, queue, *how)
 
-def not_compiled(part: Partition, config: Config) -> str:
+    def _stages(
+        self, compiler: Compiler, ops: Operators, placer: Placer, axes: dict[str, Group], pools: dict[int, Pool]
+    ) -> dict[int, GroupPrograms]:
+        part, model, line, found = self.part, self.model, self.pipeline, dict[int, GroupPrograms]()
+        for group in part.groups:
+            layers, last = part.stages.layers[group], part.stages.groups - 1
+            span = Span(layers, group == 0, group == last, self.again & set(layers), part.table.split_backward)
+            trained = line.of_group[group]
+            how = (model.decoder, ops, model.dtype, self.config.train.z_loss, trained, compiler, placer, axes)
+            found[group] = GroupPrograms(span, *how, pools[group], line.layerwise, part.store)
+        return found
+
+
+def _by_rest(calls: Sequence[BlockCall], layer: int, block: nn.Module, ops: Operators, x: Tensor, *rest: Any) -> Tensor:
+    """A `BlockCall` of those for each remainder of the numbers of rows."""
+    (batch, *_) = rest
+    return calls[len(batch.positions) % len(calls)](layer, block, ops, x, *rest)
+
+
+def not_compiled(part: Partition) -> str:
     """What of a layout is not made of programs in this version, in words; empty where all is."""
-    if part.rows is not None:
-        return "programs do not share rows among ranks (parallel.sequence_parallel, parallel.cp) in this version"
     if part.experts is not None:
         return "programs do not send rows to the ranks of their experts (parallel.ep) in this version"
-    if config.parallel.fsdp > 1:
-        level = config.parallel.fsdp
-        return f"programs do not give gradients away layer by layer (parallel.fsdp {level}) in this version"
     return ""
 
 
@@ -162,28 +181,39 @@ def not_compiled(part: Partition, config: Config) -> str:
 class _Programs:
     """The `Work` of one step."""
 
-    groups: dict[int, GroupPrograms]
+    line: Pipeline
+    kinds: Sequence[dict[int, GroupPrograms]]
     batches: Sequence[Batch]
     weight: float
     ended: Ended
+    give: Put
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
 
     def forward(self, group: int, m: int, x: Tensor | None) -> Tensor | None:
-        made, batch = self.groups[group], self.batches[m]
+        made, batch = self._programs(group, m), self.batches[m]
         loss = None
         if made.span.last:
             loss = batch.targets, torch.full(batch.targets.shape, self.weight, dtype=torch.float32)
-        flight, y = made.forward(batch.tokens, batch.packed, x, loss)
+        flight, y = made.forward(batch.tokens, batch.packed, x, loss, partial(self._left, m))
         if flight.logprobs is not None and flight.objective is not None:
             self.ended(m, float(flight.objective), -self.weight * logprob_sum(flight.logprobs, batch.targets))
         self.flights[group, m] = flight
         return y
 
     def backward(self, group: int, m: int, slope: Tensor | None) -> tuple[Tensor | None, dict[str, Tensor]]:
-        return self.groups[group].backward(self.flights[group, m], slope)
+        return self._programs(group, m).backward(self.flights[group, m], slope, partial(self._left, m))
 
     def weights(self, group: int, m: int) -> dict[str, Tensor]:
-        return self.groups[group].weights(self.flights.pop((group, m)))
+        return self._programs(group, m).weights(self.flights.pop((group, m)), partial(self._left, m))
+
+    def _programs(self, group: int, m: int) -> GroupPrograms:
+        return self.kinds[len(self.batches[m].tokens) % len(self.kinds)][group]
+
+    def _left(self, m: int, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What is left of gradients when those that need not wait for the end of the step were given away."""
+        if self.line.layerwise:
+            give_whole(self.line, self.give, m, found)
+        return found
 
     def close(self) -> None:
         assert not self.flights, f"a table does every step once, and {list(self.flights)} were left"

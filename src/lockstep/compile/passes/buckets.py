@@ -121,7 +121,7 @@ def _coalesced() -> dict[Any, Any]:
     ops = torch.ops._c10d_functional
     names = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
     found = {getattr(ops, name).default: getattr(ops, f"{name}_coalesced").default for name in names}
-    return found | {nodes.ALL_ADD: nodes.ALL_ADD_COALESCED}
+    return found | nodes.COALESCED
 
 
 BUCKETS = Pass.of("bucket-collectives", rewrite)

@@ -1,0 +1,108 @@
+"""Rows that ranks share as operators: the bytes of `RankRows`, begun together, and every rank's graph in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.compile import Compiler
+from lockstep.compile.stage import block_stage
+from lockstep.config import ModelConfig
+from lockstep.memory.effects import is_collective, is_wait
+from lockstep.model import Decoder
+from lockstep.ops import Packed, operators
+from lockstep.ops.row_share import RowShare
+from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.nodes import Group
+from lockstep.parallel.partition import Partition
+from lockstep.parallel.row_nodes import RowNodes
+from lockstep.parallel.row_ranks import RankRows
+from lockstep.parallel.schedules import schedule
+from lockstep.parallel.stages import stages_of
+from lockstep.train.dryrun import _Nobody
+
+Threads = Callable[[MeshShape, Callable[[Mesh], Any]], list[Any]]
+MODEL = {
+    "vocab_size": 70, "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4,
+    "head_dim": 16, "max_positions": 64, "canonical_tp": 2,
+}  # fmt: skip
+
+
+def values(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("count", [4, 7, 9, 10])
+@pytest.mark.parametrize("size", [2, 4])
+def test_rows_go_where_those_of_the_ranks_go(threads: Threads, size: int, count: int) -> None:
+    def work(mesh: Mesh) -> bool:
+        axis = mesh["cp"]
+        rows, group = RankRows(axis), Group(axis)
+        rows.begin(count)
+        share = RowShare(size, axis.index, count % size)
+        nodes = RowNodes(group.handle, share)
+        own, part = values(axis.index, share.own_rows(count // size), 8, 3), values(10 + axis.index, count, 5)
+
+        def go_on(before: Tensor | None) -> Tensor:
+            return part[0] if before is None else before * 1.5 + part[0]
+
+        whole = values(3, count, 2)
+        mine, theirs = (
+            [
+                side.own(whole), side.gather(own), side.to_rows(side.to_heads(own)), side.to_heads(own),
+                side.add(part, torch.bfloat16), side.total(part), side.hand_on(go_on, (5,)),
+            ]
+            for side in (nodes, rows)
+        )  # fmt: skip
+        return not group.begun and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    assert threads(MeshShape(cp=size), work) == [True] * size
+
+
+def test_messages_that_are_begun_together_are_ended_in_any_order(threads: Threads) -> None:
+    """A sum over four ranks sends again when its first messages have come, and some wait for it after others do."""
+    raw, counts = torch.ops.lockstep_mesh, [3, 2, 2, 2]
+
+    def work(mesh: Mesh) -> bool:
+        axis = mesh["tp"]
+        group, own = Group(axis), values(axis.index, counts[axis.index], 4)
+        total = raw.all_add(values(9 + axis.index, 5), torch.float32, group.handle)
+        rows = raw.gather_rows(own, sum(counts), group.handle)
+        for begun in (rows, total) if axis.index % 2 else (total, rows):
+            raw.wait(begun, group.handle)
+        expected = torch.cat([values(i, n, 4) for i, n in enumerate(counts)])
+        sums = (values(9, 5) + values(10, 5)) + (values(11, 5) + values(12, 5))
+        return torch.equal(rows, expected) and torch.equal(total, sums)
+
+    assert threads(MeshShape(tp=4), work) == [True] * 4
+
+
+def collectives(rank: int, rest: int, level: str, **sizes: int) -> list[str]:
+    """What a rank's graph of a block sends, in order, without what only later ranks take over."""
+    config, shape = ModelConfig(**MODEL), MeshShape(**sizes)
+    mesh = Mesh(shape, _Nobody(rank, shape.size))
+    stages = stages_of(2, schedule("1f1b", 1, 1), False)
+    part = Partition(config, mesh, schedule("1f1b", 1, 1), stages, sequence_parallel=True)
+    decoder, batch = Decoder(part.local), Packed.of([2, 3])
+    ops = part.operators(operators("bitwise"), captured=True, rest=rest)
+    stage = block_stage(decoder.layers[0], ops, batch, decoder.rope_tables(batch)[0], None, torch.bfloat16, True)
+    compiler = Compiler(level, keep_graphs=True)
+    compiler.compile(stage)
+    found = [node for node in compiler.reports[0].after.graph.nodes if is_collective(node) and not is_wait(node)]
+    names = [str(node.target).split(".")[1] for node in found]
+    if rank == 0:
+        assert "take_over" not in names
+    return [name for name in names if name != "take_over"]
+
+
+@pytest.mark.parametrize(("level", "sizes"), [("O1", {"tp": 2}), ("O2", {"tp": 2}), ("O2", {"cp": 2})], ids=str)
+def test_every_rank_sends_the_same_in_the_same_order(level: str, sizes: dict[str, int]) -> None:
+    found = [collectives(rank, 1, level, **sizes) for rank in range(2)]
+    assert found[0] == found[1]
+    expected = {"add_rows", "gather_rows", "hand_on"} if "cp" not in sizes else {"rows_to_heads", "heads_to_rows"}
+    assert {name.removesuffix("_coalesced") for name in found[0]} >= expected
