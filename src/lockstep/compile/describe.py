@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -73,13 +74,21 @@ class SameWeights:
     """Notices when a parameter is another tensor, or was written in place. Cheap enough to ask at every token."""
 
     def __init__(self, module: nn.Module) -> None:
-        tables = [part._parameters for part in module.modules()]
-        self._seen = [(table, k, p, p._version) for table in tables for k, p in table.items() if p is not None]
+        self._tables = [part._parameters for part in module.modules() if part._parameters]
+        self._seen = self._held()
+        self._given = [parameter for parameter in self._seen if parameter is not None]
+        self._versions = list(map(_VERSION, self._given))
 
     def __bool__(self) -> bool:
-        return all(table.get(k) is p and p._version == version for table, k, p, version in self._seen)
+        held = self._held()
+        same = len(held) == len(self._seen) and all(map(operator.is_, held, self._seen))
+        return same and list(map(_VERSION, self._given)) == self._versions
+
+    def _held(self) -> list[Parameter | None]:
+        return [parameter for table in self._tables for parameter in table.values()]
 
 
+_VERSION = operator.attrgetter("_version")
 _GONE = object()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -43,6 +43,8 @@ class ServingProgram:
         self._captured, self._groups = captured or ops, groups
         self.decoder, self.ops, self.cache, self.dtype, self.rows = decoder, ops, list(cache), dtype, rows
         self._compiler = compiler
+        self._result: Tensor | None = None
+        """Where the last call's hidden states lie: the program's memory, seen at the number of its rows."""
         self._compile()
 
     def __call__(self, tokens: Tensor, batch: Paged) -> Tensor:
@@ -54,9 +56,14 @@ class ServingProgram:
         if not self._same_weights:
             self._compiler.note("the weights were changed after the model was compiled: compiling again")
             self._compile()
-        self.program.resize(len(tokens))
+        if self._result is not None and len(self._result) != len(tokens):
+            self._result = None
+        if self._result is None:
+            self.program.resize(len(tokens))
         self.program.run(self._bound, [tokens, *tensors_of(batch), *self.decoder.rope_tables(batch)])
-        return self.program.value(self._hidden)
+        if self._result is None:
+            self._result = self.program.value(self._hidden)
+        return self._result
 
     def _compile(self) -> None:
         decoder, compiler, one = self.decoder, self._compiler, torch.zeros(1, dtype=torch.int32)
@@ -84,4 +91,5 @@ class ServingProgram:
             inputs = [x[len(layers) % 2], program.tensor(decoder.norm.weight), self._hidden]
             program.append(placer(last), inputs, scratch)
         self.program, self._bound = program, [tokens, *parts, *tables]
+        self._result = None
         self._same_weights = SameWeights(decoder)

@@ -13,6 +13,26 @@
 #include "bindings_rows.h"
 #include "bindings_vocabulary.h"
 
+namespace lockstep {
+namespace {
+
+// Filled once, when the library is loaded.
+std::unordered_map<std::string, Kernel>& kernels() {
+  static std::unordered_map<std::string, Kernel> all;
+  return all;
+}
+
+}  // namespace
+
+void add_kernel(const std::string& name, Kernel kernel) { kernels()[name] = kernel; }
+
+Kernel kernel_named(const std::string& name) {
+  const auto found = kernels().find(name);
+  return found == kernels().end() ? nullptr : found->second;
+}
+
+}  // namespace lockstep
+
 TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   lockstep::register_linear(m);
   lockstep::register_attention(m);

@@ -57,35 +57,31 @@ inline void expect_sizes(const char* what, const Tensor& x, at::IntArrayRef size
 
 class Call {
  public:
-  Call(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool out) : stack_(stack), out_(out) {
-    arguments_ = op.schema().arguments().size();
-    first_ = stack->size() - arguments_;
-    inputs_ = arguments_ - (out ? op.schema().returns().size() : 0);
-  }
+  // The arguments: inputs, then, where the form is `.out`, the tensors to write into.
+  Call(const c10::IValue* const* arguments, size_t inputs, bool out)
+      : arguments_(arguments), inputs_(inputs), out_(out) {}
 
-  const Tensor& tensor(size_t i) const { return at(i).toTensor(); }
-  std::vector<Tensor> tensors(size_t i) const { return at(i).toTensorVector(); }
-  bool given(size_t i) const { return !at(i).isNone(); }
-  int64_t integer(size_t i) const { return at(i).toInt(); }
-  float number(size_t i) const { return float(at(i).toDouble()); }
-  bool flag(size_t i) const { return at(i).toBool(); }
-  at::ScalarType type(size_t i) const { return at(i).toScalarType(); }
+  const Tensor& tensor(size_t i) const { return arguments_[i]->toTensor(); }
+  std::vector<Tensor> tensors(size_t i) const { return arguments_[i]->toTensorVector(); }
+  bool given(size_t i) const { return !arguments_[i]->isNone(); }
+  int64_t integer(size_t i) const { return arguments_[i]->toInt(); }
+  float number(size_t i) const { return float(arguments_[i]->toDouble()); }
+  bool flag(size_t i) const { return arguments_[i]->toBool(); }
+  at::ScalarType type(size_t i) const { return arguments_[i]->toScalarType(); }
 
   // The next result, uninitialised.
   Tensor result(at::IntArrayRef sizes, at::ScalarType type) {
-    Tensor y = out_ ? at(inputs_ + results_.size()).toTensor() : Tensor(at::detail::empty_cpu(sizes, type));
-    if (out_) {
-      expect_sizes("out", y, sizes);
-      TORCH_CHECK(y.scalar_type() == type, "out: expected ", type, ", got ", y.scalar_type());
-      TORCH_CHECK(y.is_contiguous(), "out: expected a contiguous tensor");
-    }
-    results_.push_back(y);
+    if (!out_) return results_.emplace_back(at::detail::empty_cpu(sizes, type));
+    const Tensor& y = tensor(inputs_ + written_++);
+    expect_sizes("out", y, sizes);
+    TORCH_CHECK(y.scalar_type() == type, "out: expected ", type, ", got ", y.scalar_type());
+    TORCH_CHECK(y.is_contiguous(), "out: expected a contiguous tensor");
     return y;
   }
   // A result that nobody reads: memory to work in. The caller's may be larger.
   Tensor workspace(int64_t bytes) {
     if (out_) {
-      const Tensor& y = at(inputs_ + results_.size()).toTensor();
+      const Tensor& y = tensor(inputs_ + written_);
       TORCH_CHECK(y.dim() == 1 && y.numel() >= bytes, "out: expected at least ", bytes, " bytes, got ", y.sizes());
       bytes = y.numel();
     }
@@ -93,17 +89,18 @@ class Call {
   }
   Tensor result_like(const Tensor& x) { return result(x.sizes(), x.scalar_type()); }
 
-  void finish() {
-    torch::jit::drop(*stack_, arguments_);
-    for (Tensor& y : results_) stack_->emplace_back(std::move(y));
+  // What was allocated, or the caller's tensors.
+  std::vector<Tensor> results() {
+    if (!out_) return {results_.begin(), results_.end()};
+    std::vector<Tensor> given;
+    for (size_t i = 0; i < written_; i++) given.push_back(tensor(inputs_ + i));
+    return given;
   }
 
  private:
-  const c10::IValue& at(size_t i) const { return (*stack_)[first_ + i]; }
-
-  torch::jit::Stack* stack_;
+  const c10::IValue* const* arguments_;
+  size_t inputs_, written_ = 0;
   bool out_;
-  size_t arguments_, first_, inputs_;
   c10::SmallVector<Tensor, 6> results_;
 };
 
@@ -115,17 +112,39 @@ auto by_type(at::ScalarType type, F f) {
 }
 #define TYPE_OF(pointer) std::remove_pointer_t<decltype(pointer)>
 
+// A kernel as a program calls it, past the dispatcher: the `.out` form of an operator, or one that works in place.
+using Kernel = void (*)(const c10::IValue* const* arguments, size_t inputs);
+
+// By name, with its overload after a dot; null where there is none.
+void add_kernel(const std::string& name, Kernel kernel);
+Kernel kernel_named(const std::string& name);
+
+template <void (*body)(Call&)>
+void run_into(const c10::IValue* const* arguments, size_t inputs) {
+  Call call(arguments, inputs, true);
+  body(call);
+}
+
 template <void (*body)(Call&), bool out>
 void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  Call call(op, stack, out);
+  const auto& schema = op.schema();
+  const size_t count = schema.arguments().size(), first = stack->size() - count;
+  c10::SmallVector<const c10::IValue*, 16> arguments;
+  for (size_t i = 0; i < count; i++) arguments.push_back(&(*stack)[first + i]);
+  Call call(arguments.data(), count - (out ? schema.returns().size() : 0), out);
   body(call);
-  call.finish();
+  std::vector<Tensor> results = call.results();
+  torch::jit::drop(*stack, count);
+  for (Tensor& y : results) stack->emplace_back(std::move(y));
 }
 
 // Register `NAME_op` as lockstep::NAME and lockstep::NAME.out; IN_PLACE for an operator without results.
 #define OPERATOR(m, name)                                                                     \
   m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, false>>());         \
-  m.impl(#name ".out", torch::CppFunction::makeFromBoxedFunction<&run<name##_op, true>>())
-#define IN_PLACE(m, name) m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, false>>())
+  m.impl(#name ".out", torch::CppFunction::makeFromBoxedFunction<&run<name##_op, true>>());   \
+  add_kernel("lockstep::" #name ".out", &run_into<name##_op>)
+#define IN_PLACE(m, name)                                                                     \
+  m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, false>>());         \
+  add_kernel("lockstep::" #name, &run_into<name##_op>)
 
 }  // namespace lockstep

@@ -126,7 +126,8 @@ void norm_rope(const T* x, const T* weight, float eps, float offset, const int32
 template <typename T>
 void rope_write_kv(const T* k, const T* v, const float* rotary, T* k_pages, T* v_pages, const int32_t* table,
                    int64_t width, const AttentionShape& a) {
-#pragma omp parallel for schedule(static) collapse(2) if (a.tokens * a.kv_heads * a.dim > GRAIN)
+  // Every value of a key goes into a cache line of its own, which takes as long as some sixteen elements of a stream.
+#pragma omp parallel for schedule(static) collapse(2) if (16 * a.tokens * a.kv_heads * a.dim > GRAIN)
   for (int64_t s = 0; s < a.sequences; s++)
     for (int64_t h = 0; h < a.kv_heads; h++) {
       std::vector<T> turned(a.dim);

@@ -4,7 +4,8 @@
 // bound from outside, constant, or derived: a view of another value, a list of values, or a whole number that grows
 // with the number of rows. Sizes, strides, byte offsets and such numbers are `a + b * rows`: `resize` derives anew, so
 // that one program serves every number of rows up to what its memory was planned for. Running does no allocation, no
-// shape computation and no autograd; the operators are entered below autograd, at the backend's kernel.
+// shape computation and no autograd: our own kernels are called as they are, other operators at the backend's kernel,
+// below autograd.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/List.h>
@@ -15,6 +16,8 @@
 
 #include <chrono>
 #include <cstdlib>
+
+#include "call.h"
 
 namespace lockstep {
 namespace {
@@ -73,9 +76,10 @@ struct Derived {
   std::vector<Affine> sizes, strides;  // NUMBERS: `sizes` are the members
 };
 
-struct Call {
+struct Step {
   c10::OperatorHandle op;
-  int64_t first, count;  // its arguments in `arguments_`
+  Kernel kernel;  // of our own operators on the CPU, else null
+  int64_t first, count, inputs;  // its arguments in `arguments_`, and how many of them it does not write results into
   std::vector<int64_t> results;  // where its results are copied to: of an operator that cannot write into given memory
 };
 
@@ -268,15 +272,19 @@ struct Program : torch::CustomClassHolder {
   std::vector<Derived> shapes_;
   std::vector<Recipe> recipes_;
   std::unordered_map<std::string, int64_t> shared_;  // constants of recipes, by their text
-  std::vector<Call> calls_;
+  std::vector<Step> calls_;
   std::vector<int64_t> arguments_;
   torch::jit::Stack stack_;
+  c10::SmallVector<const IValue*, 16> given_;
   c10::DispatchKeySet backend_{c10::DispatchKey::CPU};
+  bool on_cpu_ = true;
   int64_t rows_ = 1;
 
   int64_t add(IValue value) {
-    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number())
+    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
       backend_ = c10::DispatchKeySet(c10::legacyExtractDispatchKey(value.toTensor().key_set()));
+      on_cpu_ = backend_.has(c10::DispatchKey::CPU);
+    }
     values_.push_back(std::move(value));
     has_derived_.push_back(0);
     changed_.push_back(0);
@@ -323,7 +331,10 @@ struct Program : torch::CustomClassHolder {
     TORCH_CHECK(results.size() <= schema.returns().size(), schema.name(), " gives ", schema.returns().size(),
                 " results");
     for (const int64_t result : results) check(result);
-    calls_.push_back({op, int64_t(arguments_.size()), int64_t(arguments.size()), results});
+    const int64_t count = int64_t(arguments.size()), written = schema.is_mutable() ? int64_t(schema.returns().size()) : 0;
+    const auto& overload = schema.overload_name();
+    const Kernel kernel = kernel_named(overload.empty() ? schema.name() : schema.name() + "." + overload);
+    calls_.push_back({op, kernel, int64_t(arguments_.size()), count, count - written, results});
     for (size_t i = 0; i < arguments.size(); ++i) {
       check(arguments[i]);
       arguments_.push_back(fitting(arguments[i], *schema.arguments()[i].type()));
@@ -393,12 +404,18 @@ struct Program : torch::CustomClassHolder {
   }
 
   // seconds: takes the time within the operator.
-  void step(const Call& one, double* seconds = nullptr) {
+  void step(const Step& one, double* seconds = nullptr) {
     stack_.clear();
-    for (int64_t i = 0; i < one.count; ++i) stack_.push_back(values_[arguments_[one.first + i]]);
     try {
       const auto began = seconds ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point{};
-      one.op.redispatchBoxed(backend_, &stack_);
+      if (one.kernel && on_cpu_) {
+        given_.clear();
+        for (int64_t i = 0; i < one.count; ++i) given_.push_back(&values_[arguments_[one.first + i]]);
+        one.kernel(given_.data(), size_t(one.inputs));
+      } else {
+        for (int64_t i = 0; i < one.count; ++i) stack_.push_back(values_[arguments_[one.first + i]]);
+        one.op.redispatchBoxed(backend_, &stack_);
+      }
       if (seconds) *seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
       for (size_t i = 0; i < one.results.size(); ++i)
         values_[one.results[i]].toTensor().copy_(stack_[i].toTensor());
