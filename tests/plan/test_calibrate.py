@@ -76,8 +76,9 @@ def test_bad_rows():
         calibrate([])
     with pytest.raises(LockstepError, match="fails on 'layout'"):
         calibrate([{"model": "llama3-8b"}])
-    with pytest.raises(LockstepError, match="must be positive"):
-        calibrate([{"model": "gpt2", "layout": {}, "sequences": 1, "seq": 8, "step_s": 0}])
+    for step_s in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(LockstepError, match="must be positive and finite"):
+            calibrate([{"model": "gpt2", "layout": {}, "sequences": 1, "seq": 8, "step_s": step_s}])
 
 
 def test_file_round_trip(tmp_path):

@@ -41,6 +41,23 @@ def test_count_is_needed():
         load_cluster("0xH100")
 
 
+@pytest.mark.parametrize("given", ["64", "xH100", "-4xH100", "1.5xH100", "64x", ""])
+def test_no_count(given):
+    with pytest.raises(LockstepError, match="expected a whole number of devices and their name, as in 8xH100"):
+        load_cluster(given)
+
+
+def test_too_many_devices():
+    with pytest.raises(LockstepError, match="counts up to 16,777,216 devices"):
+        load_cluster("99999999999xH100")
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "mine.yaml").write_bytes(b"\x8a\xff")
+    with pytest.raises(LockstepError, match="cannot be read as YAML"):
+        load_cluster(f"8x{tmp_path / 'mine.yaml'}")
+
+
 def test_own_file(tmp_path):
     from lockstep.plan.cluster import _LIBRARY
 

@@ -117,6 +117,22 @@ def test_sizes_that_do_not_factor():
 
 
 @pytest.mark.parametrize(
+    ("seq", "tokens", "message"),
+    [(0, 4096, "at least 1 token"), (-5, 4096, "at least 1 token"), (8, 10**30, "the planner counts up to")],
+)
+def test_batches_that_are_none(seq, tokens, message):
+    with pytest.raises(LockstepError, match=message):
+        search("llama3-8b", "8xH100", seq=seq, global_batch_tokens=tokens)
+
+
+def test_experts_that_a_pin_does_not_divide():
+    with pytest.raises(LockstepError, match="does not divide the 8 experts of mixtral-8x7b: use one of 1, 2, 4, 8"):
+        search("mixtral-8x7b", "64xH100", seq=4096, global_batch_tokens=1 << 20, pins={"ep": 3})
+    with pytest.raises(LockstepError, match="ep must divide dp x cp"):
+        search("mixtral-8x7b", "4xH100", seq=4096, global_batch_tokens=1 << 20, pins={"ep": 8})
+
+
+@pytest.mark.parametrize(
     ("pins", "message"),
     [
         ({"tensor": 8}, "pin 'tensor' is unknown: the nearest is"),
@@ -124,6 +140,15 @@ def test_sizes_that_do_not_factor():
         ({"schedule": "zbv"}, "expected one of gpipe, 1f1b"),
         ({"fsdp": 4}, "expected 0 to 3"),
         ({"cp": 64, "tp": 1}, "does not divide the sequence"),
+        ({"ep": 2}, "llama3-8b has no experts"),
+        ({"schedule": "zb-v", "pp": 1}, "chunks need a pipeline"),
+        ({"schedule": "zb-v", "chunks": 3}, "zb-v has 2 chunks per stage"),
+        ({"schedule": "1f1b", "chunks": 2}, "1f1b has 1 chunk per stage"),
+        ({"chunks": 100}, "200 chunks of at least one layer do not come from the 32 layers"),
+        ({"micro_batch": 1000}, "does not divide the 511 sequences"),
+        ({"recompute_layers": 33}, "expected 0 to 32"),
+        ({"offload_layers": 33}, "expected 0 to 32"),
+        ({"recompute": "full", "recompute_layers": 2}, "full recomputes every layer"),
     ],
 )
 def test_wrong_pins(pins, message):

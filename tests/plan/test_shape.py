@@ -95,3 +95,24 @@ def test_every_packaged_name_loads():
     from lockstep.plan.named_shape import _table
 
     assert all(model_shape(name).parameters > 0 for name in _table())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"experts": 3, "experts_per_token": 5, "expert_intermediate": 32}, "with 3 experts it must be 1 to 3"),
+        ({"experts": 3, "experts_per_token": 2}, "experts need expert_intermediate"),
+        ({"intermediate": "wide"}, "intermediate is 'wide'; it must be a whole number"),
+        ({"kv_heads": -2}, "kv_heads is -2"),
+    ],
+)
+def test_sizes_of_no_model(sizes, message):
+    with pytest.raises(LockstepError, match=message):
+        model_shape({"layers": 4, "hidden": 64, "heads": 4, "vocab": 100, **sizes})
+
+
+@pytest.mark.parametrize(("name", "text"), [("m.yaml", b"\x8a\xff"), ("m.json", b"\x8a\xff"), ("m.json", b"[1]")])
+def test_a_file_that_is_no_model(name, text, tmp_path):
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(LockstepError, match=name):
+        model_shape(tmp_path / name)

@@ -23,7 +23,7 @@ def plan(
     seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 8192,
     global_batch_tokens: Annotated[str, typer.Option(help="Tokens per optimizer step: 4M = 4 x 2^20.")] = "4M",
     pin: Annotated[list[str] | None, typer.Option(help="KEY=VALUE that must not change, such as tp=8.")] = None,
-    top: Annotated[int, typer.Option(help="How many plans to show.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 5,
     dtype: Annotated[str, typer.Option(help="Compute dtype of matrix products.")] = "bf16",
     coefficients: Annotated[Path | None, typer.Option(help="A file from `lockstep plan calibrate`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.  [default: plan.yaml or coefficients.yaml]")] = None,
@@ -32,6 +32,9 @@ def plan(
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
         return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
+    path = out or Path("plan.yaml")
+    if picture and path.suffix == ".html":
+        raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")
     from lockstep.plan import search_to_run
     from lockstep.plan.report import report
 
@@ -46,7 +49,7 @@ def plan(
         coefficients=factors,
         dtype=dtype,
     )
-    path, plans = out or Path("plan.yaml"), found.plans
+    plans = found.plans
     plans[0].save(path)
     typer.echo(report(plans, cluster))
     if found.note:
@@ -66,7 +69,7 @@ def tokens(text: str) -> int:
     number, unit = (text[:-1], text[-1].upper()) if text and text[-1].isalpha() else (text, "")
     try:
         return int(float(number) * _UNITS[unit])
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
         raise LockstepError(f"--global-batch-tokens {text!r}: expected a number such as 4M or 4194304.") from error
 
 
@@ -77,6 +80,10 @@ def pins(given: list[str]) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not equals:
             raise LockstepError(f"--pin {text!r}: expected KEY=VALUE, such as --pin tp=8.")
+        if found.get(key.strip(), value.strip()) != value.strip():
+            raise LockstepError(
+                f"--pin {key.strip()} is given twice, as {found[key.strip()]} and as {value.strip()}: give it once."
+            )
         found[key.strip()] = value.strip()
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,10 @@ def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: Cluster | N
     if not measured:
         raise LockstepError("calibrate: no measured steps given: it needs at least one row with step_s.")
     for i, row in enumerate(measured):
-        if not row.step_s > 0:
-            raise LockstepError(f"calibrate: row {i} has step_s {row.step_s}: a measured time must be positive.")
+        if not 0 < row.step_s < inf:
+            raise LockstepError(
+                f"calibrate: row {i} has step_s {row.step_s}: a measured time must be positive and finite."
+            )
     place = cluster or load_cluster("8xA100-80")
     return fit(measured_columns(measured), np.array([row.step_s for row in measured]), place)
 
@@ -97,7 +100,7 @@ def load_measured(path: str | Path) -> list[Measured]:
     """A YAML or JSON file with a list of rows, each as ``measured_row`` takes it."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise LockstepError(f"calibrate: {path} cannot be read as YAML or JSON: {error}") from error
     if not isinstance(content, list):
         raise LockstepError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import product
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,9 @@ PINNABLE = (
 )  # fmt: skip
 _RANGES: dict[str, tuple[int, int | None]] = {
     "fsdp": (0, 3),
-    "recompute_layers": (0, None),
-    "offload_layers": (0, None),
     "sequence_parallel": (0, 1),
 }
+_OF_LAYERS = ("recompute_layers", "offload_layers")
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 8)
 _SHORTEST_SLICE = 2048
@@ -69,7 +69,7 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
         if isinstance(value, bool) or not str(value).isdigit():
             raise LockstepError(f"pin {key}={value}: expected a whole number.")
         fixed[key] = int(value)
-        low, high = _RANGES.get(key, (1, None))
+        low, high = (0, shape.layers) if key in _OF_LAYERS else _RANGES.get(key, (1, None))
         if fixed[key] < low or (high is not None and fixed[key] > high):
             said = f"at least {low}" if high is None else f"{low} to {high}"
             raise LockstepError(f"pin {key}={value}: expected {said}.")
@@ -77,6 +77,18 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
         raise LockstepError(
             f"pins recompute=full and offload_layers={fixed['offload_layers']}: what is recomputed leaves nothing to "
             "offload. Drop one, or pin recompute=none and a number of recompute_layers."
+        )
+    if fixed.get("recompute") == "full" and fixed.get("recompute_layers"):
+        raise LockstepError(
+            f"pins recompute=full and recompute_layers={fixed['recompute_layers']}: full recomputes every layer. Drop "
+            "one, or pin recompute=none and recompute_layers."
+        )
+    _check_experts(shape, fixed)
+    _check_schedule(shape, fixed)
+    if batch.sequences % fixed.get("micro_batch", 1):
+        raise LockstepError(
+            f"pin micro_batch={fixed['micro_batch']} does not divide the {batch.sequences} sequences of a step: pin a "
+            "divisor, or change the global batch."
         )
     degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
     together = int(np.prod(list(degrees.values()))) if degrees else 1
@@ -90,6 +102,34 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
             f"{cluster.devices} ({shown})."
         )
     return fixed
+
+
+def _check_experts(shape: ModelShape, pins: Pins) -> None:
+    ep = pins.get("ep", 1)
+    if ep > 1 and not shape.experts:
+        raise LockstepError(f"pin ep={ep}: {shape.name} has no experts to spread. Drop the pin.")
+    if ep > 1 and shape.experts % ep:
+        raise LockstepError(
+            f"pin ep={ep} does not divide the {shape.experts} experts of {shape.name}: use one of "
+            f"{', '.join(map(str, _divisors(shape.experts)))}."
+        )
+
+
+def _check_schedule(shape: ModelShape, pins: Pins) -> None:
+    """Raise LockstepError for pinned stages, schedule and chunks of which no pipeline can be made."""
+    name, chunks, pp = pins.get("schedule"), pins.get("chunks"), pins.get("pp")
+    several = name in TWO_CHUNKS or (chunks or 1) > 1
+    said = " ".join(f"{key}={pins[key]}" for key in ("pp", "schedule", "chunks") if key in pins)
+    if name not in (None, "interleaved") and chunks not in (None, its := 2 if name in TWO_CHUNKS else 1):
+        raise LockstepError(f"pins {said}: {name} has {its} chunk{'s' * (its > 1)} per stage. Drop the pin of chunks.")
+    if several and pp == 1:
+        raise LockstepError(f"pins {said}: chunks need a pipeline. Pin pp to at least 2, or drop it.")
+    least = (pp or 2) * (chunks or 2) if several else pp or 1
+    if least > shape.layers:
+        raise LockstepError(
+            f"pins {said}: {least} chunks of at least one layer do not come from the {shape.layers} layers of "
+            f"{shape.name}. Pin fewer stages or chunks."
+        )
 
 
 def _meshes(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> list[tuple[int, int, int, int, int]]:
@@ -193,7 +233,8 @@ def _levels(pp: int, group: int) -> list[int]:
 
 
 def _divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]
+    small = [k for k in range(1, isqrt(n) + 1) if n % k == 0]
+    return sorted({*small, *(n // k for k in small)})
 
 
 def _nothing(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> str:
@@ -202,5 +243,16 @@ def _nothing(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> s
     return (
         f"{cluster.devices} devices do not factor into pp x dp x cp x tp for {shape.name}{pinned}: tp must divide "
         f"{shape.heads} heads, pp at most {shape.layers} layers, dp x micro_batch must divide {batch.sequences} "
-        f"sequences. Change the number of devices, the global batch (a multiple of the devices works), or the pins."
+        f"sequences{_of_some_pins(pins)}. Change the number of devices, the global batch (a multiple of the devices "
+        "works), or the pins."
     )
+
+
+def _of_some_pins(pins: Pins) -> str:
+    """Rules of pinned values that only some layouts have."""
+    rules = [", ep must divide dp x cp"] if "ep" in pins else []
+    if pins.get("schedule") in TWO_CHUNKS:
+        rules.append(f", {pins['schedule']} needs 2 x pp micro-batches of every replica")
+    if pins.get("schedule") == "interleaved" or pins.get("chunks", 1) > 2:
+        rules.append(", pp must divide the micro-batches of a replica (interleaved)")
+    return "".join(rules)

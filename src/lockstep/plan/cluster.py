@@ -19,6 +19,9 @@ from lockstep.errors import LockstepError
 
 _LIBRARY = Path(__file__).with_name("clusters")
 _GIVEN = re.compile(r"\s*(\d+)\s*[xX*]\s*(.+?)\s*")
+_NO_COUNT = re.compile(r"\s*[-+.,\d]*\s*(?:[xX*](?![\w-]*\.ya?ml$)|$)")
+"""A number that is no count, nothing, or no device behind it."""
+_MOST_DEVICES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,14 @@ def load_cluster(given: str | Path) -> Cluster:
 
     Raises LockstepError for a device that no description knows (with the nearest name) and for a bad description.
     """
+    if _NO_COUNT.match(str(given)) and not _GIVEN.fullmatch(str(given)):
+        raise LockstepError(f"cluster {str(given)!r}: expected a whole number of devices and their name, as in 8xH100.")
     match = _GIVEN.fullmatch(str(given))
     count, kind = (int(match[1]), match[2]) if match else (None, str(given).strip())
     if count == 0:
         raise LockstepError(f"cluster {str(given)!r} has no devices: write at least 1x{kind}.")
+    if count is not None and count > _MOST_DEVICES:
+        raise LockstepError(f"cluster {str(given)!r}: the planner counts up to {_MOST_DEVICES:,} devices.")
     description = _read(kind)
     devices = count if count is not None else description.get("devices")
     if devices is None:
@@ -149,8 +156,8 @@ def _names() -> dict[str, str]:
 def _parse(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise LockstepError(f"cluster file {path} is not YAML: {error}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise LockstepError(f"cluster file {path} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict):
         raise LockstepError(f"cluster file {path} must be a mapping with name, device and levels.")
     return content

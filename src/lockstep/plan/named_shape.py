@@ -56,7 +56,7 @@ def _table() -> dict[str, dict[str, Any]]:
 def _yaml(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise LockstepError(f"model file {file} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict):
         raise LockstepError(f"model file {file} must be a mapping with layers, hidden, heads and vocab.")
@@ -87,8 +87,10 @@ def _hugging_face(file: Path) -> ModelShape:
         raise LockstepError(f"{file} does not exist: give a config.json, its directory or a model's name.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise LockstepError(f"{file} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise LockstepError(f"{file} must be a JSON object with the model's sizes, as in a Hugging Face config.json.")
     config = config.get("text_config", config)
 
     def take(*names: str, default: Any = None) -> Any:

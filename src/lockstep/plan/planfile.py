@@ -57,8 +57,8 @@ def load_plan(path: str | Path) -> Plan:
         raise LockstepError(
             f"plan file {path} does not exist: `lockstep plan MODEL --cluster ...` writes one."
         ) from error
-    except yaml.YAMLError as error:
-        raise LockstepError(f"plan file {path} is not YAML: {error}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise LockstepError(f"plan file {path} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict) or content.get("plan") != _VERSION:
         raise LockstepError(f"plan file {path}: expected `plan: {_VERSION}` in it; write it anew with `lockstep plan`.")
     try:

@@ -27,6 +27,7 @@ from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
 
+_MOST_TOKENS = 1 << 40
 _FINALISTS = 100
 _BY_STAGE = 6
 """Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
@@ -98,10 +99,14 @@ def evaluate(
 
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     """Whole sequences of a global batch given in tokens."""
-    if seq < 1 or global_batch_tokens < seq:
+    if seq < 1:
+        raise LockstepError(f"seq is {seq}: a sequence has at least 1 token.")
+    if global_batch_tokens < seq:
         raise LockstepError(
-            f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {max(seq, 1)}."
+            f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {seq}."
         )
+    if global_batch_tokens > _MOST_TOKENS:
+        raise LockstepError(f"global batch of {global_batch_tokens} tokens: the planner counts up to {_MOST_TOKENS:,}.")
     return Batch(global_batch_tokens // seq, seq)
 
 

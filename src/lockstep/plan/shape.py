@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from lockstep.errors import LockstepError
@@ -60,6 +60,12 @@ class ModelShape:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise LockstepError(f"model {self.name}: {name} is {value!r}; it must be a whole number of at least 1.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise LockstepError(f"model {self.name}: {field.name} is {value!r}; it must be a whole number, or 0.")
+        if self.experts:
+            self._check_experts()
         if self.kv_lora_rank:
             self._check_latent()
         defaults = {"intermediate": 4 * self.hidden, "kv_heads": self.heads, "head_dim": self.hidden // self.heads}
@@ -68,6 +74,15 @@ class ModelShape:
                 object.__setattr__(self, name, value)
         if self.heads % self.kv_heads:
             raise LockstepError(f"model {self.name}: kv_heads {self.kv_heads} does not divide heads {self.heads}.")
+
+    def _check_experts(self) -> None:
+        if not 1 <= self.experts_per_token <= self.experts:
+            raise LockstepError(
+                f"model {self.name}: experts_per_token is {self.experts_per_token}; with {self.experts} experts it "
+                f"must be 1 to {self.experts}."
+            )
+        if self.expert_intermediate < 1:
+            raise LockstepError(f"model {self.name}: experts need expert_intermediate, their width, of at least 1.")
 
     def _check_latent(self) -> None:
         missing = [n for n in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim") if getattr(self, n) < 1]
