@@ -75,7 +75,7 @@ def tokens(text: str) -> int:
 
 def pins(given: list[str]) -> dict[str, str]:
     """KEY=VALUE texts as a mapping."""
-    found = {}
+    found: dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:

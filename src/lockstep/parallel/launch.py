@@ -34,16 +34,20 @@ def is_rank() -> bool:
 def launch(command: Sequence[str], shape: MeshShape, module: str = "lockstep") -> int:
     """Run ``python -m MODULE COMMAND`` as the ranks of a mesh on this machine, and wait. Returns the exit code.
 
-    The first rank has this terminal. A signal to stop goes to every rank once. Raises LockstepError, after ending the
-    others, where one was killed or failed by itself.
+    The first rank has this terminal. A signal to stop goes to every rank once; after a second one those that hang are
+    killed. Raises LockstepError, after ending the others, where one was killed or failed by itself.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-ranks-") as logs:
         ranks = [_start([module, *command], rank, shape.size, Path(logs)) for rank in range(shape.size)]
         try:
-            with _signals_to(ranks):
-                _wait(ranks)
+            with _signals_to(ranks) as asked:
+                _wait(ranks, asked)
         finally:
-            _end(ranks)
+            hung = _end(ranks)
+        if len(asked) > 1 and hung:
+            who = f"rank {hung[0]}" if len(hung) == 1 else f"ranks {', '.join(map(str, hung))}"
+            print(f"{who} of {len(ranks)} hung and had to be killed; go on with --resume", file=sys.stderr)
+            return 128 + asked[-1]
         return _outcome(ranks, Path(logs))
 
 
@@ -57,24 +61,28 @@ def _start(command: Sequence[str], rank: int, size: int, logs: Path) -> Rank:
     )  # fmt: skip
 
 
-def _wait(ranks: list[Rank]) -> None:
-    """Until all have ended, or one has failed and the others had their time to notice."""
+def _wait(ranks: list[Rank], asked: list[int]) -> None:
+    """Until all have ended, or one has failed or a second signal came and the others had their time to notice."""
     deadline = None
     while any(rank.poll() is None for rank in ranks):
-        if deadline is None and any(rank.poll() not in (None, 0) for rank in ranks):
+        if deadline is None and (len(asked) > 1 or any(rank.poll() not in (None, 0) for rank in ranks)):
             deadline = time.monotonic() + _GRACE
         if deadline is not None and time.monotonic() > deadline:
             return
         time.sleep(0.02)
 
 
-def _end(ranks: list[Rank]) -> None:
-    for rank in ranks:
+def _end(ranks: list[Rank]) -> list[int]:
+    """Those that had to be killed."""
+    killed = []
+    for number, rank in enumerate(ranks):
         if rank.poll() is None:
             rank.kill()
+            killed.append(number)
         rank.wait()
         if rank.stdin is not None:
             rank.stdin.close()
+    return killed
 
 
 def _outcome(ranks: list[Rank], logs: Path) -> int:
@@ -99,17 +107,19 @@ def _outcome(ranks: list[Rank], logs: Path) -> int:
 
 
 @contextmanager
-def _signals_to(ranks: list[Rank]) -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on; a rank saves at the first and ends at the second."""
+def _signals_to(ranks: list[Rank]) -> Iterator[list[int]]:
+    """Pass SIGTERM and SIGINT on; a rank saves at the first and ends at the second. Yields those that came."""
+    asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
