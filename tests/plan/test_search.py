@@ -125,6 +125,24 @@ def test_batches_that_are_none(seq, tokens, message):
         search("llama3-8b", "8xH100", seq=seq, global_batch_tokens=tokens)
 
 
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (Layout(dp=0), "dp is 0, expected at least 1"),
+        (Layout(dp=8, micro_batch=0), "micro_batch is 0, expected at least 1"),
+        (Layout(dp=8, fsdp=7), "fsdp is 7, expected 0 to 3"),
+        (Layout(dp=8, recompute="most"), "recompute is 'most', expected one of none, selective, full"),
+        (Layout(dp=8, recompute_layers=-1), "recompute_layers is -1, expected 0 to"),
+        (Layout(dp=8, offload_layers=99), "offload_layers is 99, expected 0 to the model's 32 layers"),
+        (Layout(pp=2, dp=4, layers_per_stage=(33, -1)), "must be 2 numbers of at least 1 that sum to 32"),
+        (Layout(pp=2, dp=4, recompute_per_stage=(3,)), "must be 2 numbers each"),
+    ],
+)
+def test_layouts_that_are_none(layout, message):
+    with pytest.raises(LockstepError, match=message):
+        predict("llama3-8b", layout, "8xH100", Batch(64, 2048))
+
+
 def test_experts_that_a_pin_does_not_divide():
     with pytest.raises(LockstepError, match="does not divide the 8 experts of mixtral-8x7b: use one of 1, 2, 4, 8"):
         search("mixtral-8x7b", "64xH100", seq=4096, global_batch_tokens=1 << 20, pins={"ep": 3})

@@ -332,6 +332,11 @@ def test_layouts_that_cannot_be_are_told(tiny: Tiny) -> None:
         "2 layers, too few for 2 pipeline stages x 2 chunks (zb-v)": ("pp", {"pp": 2, "schedule": "zb-v"}, {}),
         "is [2, 2]: give 2 numbers (one per stage) that sum to the model's 2 layers":
             ("pp", {"pp": 2, "layers_per_stage": [2, 2]}, {}),
+        "is [3, -1]: give 2 numbers (one per stage) that sum to the model's 2 layers, each at least 1":
+            ("pp", {"pp": 2, "layers_per_stage": [3, -1]}, {}),
+        "recompute_per_stage is [1, 2], but stage 1 has 1 layers: give at most [1, 1]":
+            ("pp", {"pp": 2, "recompute_per_stage": [1, 2]}, {}),
+        "offload_layers is 3, but the model has 2 layers": ("pp", {"pp": 2, "offload_layers": 3}, {}),
         "adapters train with data parallelism only": ("pp", {"pp": 2}, {"lora": {"rank": 2}}),
     }  # fmt: skip
     for expected, (axis, parallel, sections) in wrong.items():

@@ -52,10 +52,10 @@ def stages_of(num_layers: int, table: Table, tied: bool, per_stage: Sequence[int
     chunks alike. Raises LockstepError where a group would stay empty.
     """
     shares = list(per_stage) or _even(num_layers, table.groups, table)
-    if len(shares) != table.stages or sum(shares) != num_layers:
+    if len(shares) != table.stages or sum(shares) != num_layers or (per_stage and min(shares) < 1):
         raise LockstepError(
             f"parallel.layers_per_stage is {list(per_stage)}: give {table.stages} numbers (one per stage) that sum to "
-            f"the model's {num_layers} layers"
+            f"the model's {num_layers} layers, each at least 1"
         )
     counts = [0] * table.groups
     for device, share in enumerate(shares):

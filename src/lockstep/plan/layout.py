@@ -116,6 +116,7 @@ def _counts(by_stage: tuple[int, ...]) -> str:
 
 def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) -> None:
     """Raise LockstepError if the degrees do not multiply to the devices or do not divide the model or the batch."""
+    _check_numbers(layout, shape, batch)
     if layout.devices != devices:
         raise LockstepError(
             f"pp {layout.pp} x dp {layout.dp} x cp {layout.cp} x tp {layout.tp} = {layout.devices} devices, but the "
@@ -138,8 +139,13 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
         (layout.schedule not in SCHEDULES, f"unknown schedule {layout.schedule!r}: known are {', '.join(SCHEDULES)}"),
         (
             layout.layers_per_stage
-            and (len(layout.layers_per_stage) != layout.pp or sum(layout.layers_per_stage) != shape.layers),
-            f"layers_per_stage {layout.layers_per_stage} must be {layout.pp} numbers that sum to {shape.layers}",
+            and (
+                len(layout.layers_per_stage) != layout.pp
+                or sum(layout.layers_per_stage) != shape.layers
+                or min(layout.layers_per_stage) < 1
+            ),
+            f"layers_per_stage {layout.layers_per_stage} must be {layout.pp} numbers of at least 1 that sum to "
+            f"{shape.layers}",
         ),
         (
             any(len(getattr(layout, name)) not in (0, layout.pp) for name in PER_STAGE),
@@ -149,4 +155,25 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
     )
     for wrong, message in problems:
         if wrong:
-            raise LockstepError(f"layout {layout.describe()}: {message}. Choose a degree that divides.")
+            raise LockstepError(f"layout {layout.describe()}: {message}.")
+
+
+_LEAST = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "chunks", "bucket_mb")
+
+
+def _check_numbers(layout: Layout, shape: ModelShape, batch: Batch) -> None:
+    """Raise LockstepError for a field that is out of range by itself."""
+    for name in _LEAST:
+        if getattr(layout, name) < 1:
+            raise LockstepError(f"layout: {name} is {getattr(layout, name)}, expected at least 1.")
+    if batch.sequences < 1 or batch.seq < 1:
+        raise LockstepError(f"a batch of {batch.sequences} sequences of {batch.seq} tokens: expected at least 1 of 1.")
+    if not 0 <= layout.fsdp <= 3:
+        raise LockstepError(f"layout: fsdp is {layout.fsdp}, expected 0 to 3.")
+    if layout.recompute not in RECOMPUTE:
+        raise LockstepError(f"layout: recompute is {layout.recompute!r}, expected one of {', '.join(RECOMPUTE)}.")
+    for name in ("recompute_layers", "offload_layers", "recompute_per_stage", "offload_per_stage"):
+        value = getattr(layout, name)
+        counts = value if isinstance(value, tuple) else (value,)
+        if any(not 0 <= count <= shape.layers for count in counts):
+            raise LockstepError(f"layout: {name} is {value}, expected 0 to the model's {shape.layers} layers.")

@@ -12,7 +12,7 @@ from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.schedules import Table, check, load_table, schedule
-from lockstep.parallel.stages import stages_of
+from lockstep.parallel.stages import Stages, stages_of
 from lockstep.parallel.tree import spread
 
 
@@ -41,6 +41,7 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
     count = len(leaves_of(parallel, config.train.micro_batches, mesh["dp"].index))
     table = _table(parallel, count)
     stages = stages_of(shape.num_layers, table, shape.tie_embeddings, parallel.layers_per_stage)
+    _check_layers(parallel, table, stages)
     rows, weights = parallel.sequence_parallel, parallel.fsdp > 2
     return Partition(shape, mesh, table, stages, sequence_parallel=rows, shard_weights=weights)
 
@@ -153,6 +154,24 @@ def _check_counts(parallel: ParallelConfig) -> None:
             "parallel.recompute to none, and parallel.recompute_layers to how many of each stage's layers run again "
             f"beside those that are offloaded, or leave {key} out"
         )
+
+
+def _check_layers(parallel: ParallelConfig, table: Table, stages: Stages) -> None:
+    """Refuse more layers recomputed or offloaded than a stage has (lists), or the model (one number)."""
+    held = [sum(len(stages.layers[table.group(d, c)]) for c in range(table.chunks)) for d in range(table.stages)]
+    for what in ("recompute", "offload"):
+        counts: tuple[int, ...] = getattr(parallel, f"{what}_per_stage")
+        for stage, (count, layers) in enumerate(zip(counts, held, strict=False)):
+            if count > layers:
+                raise LockstepError(
+                    f"parallel.{what}_per_stage is {list(counts)}, but stage {stage} has {layers} layers: give at most "
+                    f"{held}, the layers of each stage"
+                )
+        if not counts and (count := getattr(parallel, f"{what}_layers")) > sum(held):
+            raise LockstepError(
+                f"parallel.{what}_layers is {count}, but the model has {sum(held)} layers: give at most {max(held)}, "
+                "the layers of the largest stage"
+            )
 
 
 def _check_contexts(config: Config, shape: ModelConfig) -> None:
