@@ -81,6 +81,35 @@ def test_bad_rows():
             calibrate([{"model": "gpt2", "layout": {}, "sequences": 1, "seq": 8, "step_s": step_s}])
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": {"dp": "x"}}, r"layout\.dp is 'x'"),
+        ({"layout": {"dp": 0}}, "dp is 0, expected at least 1"),
+        ({"layout": {"tp": 3}}, "tp 3 does not divide the 32 attention heads"),
+        ({"layout": {"tq": 2}}, "tq"),
+        ({"layout": {"pp": 2, "layers_per_stage": 5}}, r"layout\.layers_per_stage is 5"),
+        ({"layout": {"pp": 2, "layers_per_stage": [1, 2, 3]}}, "must be 2 numbers"),
+        ({"sequences": 0}, "expected at least 1"),
+    ],
+)
+def test_rows_of_no_run(changes, message):
+    with pytest.raises(LockstepError, match=message):
+        calibrate([{"model": "llama3-8b", "layout": {"dp": 8}, "sequences": 64, "seq": 8, "step_s": 1, **changes}])
+
+
+def test_a_row_that_is_no_mapping():
+    with pytest.raises(LockstepError, match="a row is 3"):
+        calibrate([3])
+
+
+@pytest.mark.parametrize("value", ["0", "-1", ".nan", ".inf"])
+def test_factors_that_are_none(tmp_path, value):
+    (tmp_path / "c.yaml").write_text(f"factors: {{matrix: {value}}}\nlayers: []\n")
+    with pytest.raises(LockstepError, match="not positive and finite"):
+        load_coefficients(tmp_path / "c.yaml")
+
+
 def test_file_round_trip(tmp_path):
     factors = calibrate(runs(Coefficients(matrix=0.9)), CLUSTER)
     save_coefficients(factors, tmp_path / "c.yaml")

@@ -35,6 +35,7 @@ def test_plan(tmp_path, capsys):
         (["llama3-8b", "--pin", "tp"], "expected KEY=VALUE"),
         (["llama3-8b", "--dtype", "fp4"], "described for bf16"),
         (["calibrate"], "needs a file of measured steps"),
+        (["llama3-8b", "steps.yaml"], "one model at a time"),
         (["llama3-8b", "--global-batch-tokens", "1e400"], "expected a number such as 4M"),
         (["llama3-8b", "--pin", "tp=2", "--pin", "tp=4"], "--pin tp is given twice, as 2 and as 4"),
         (["llama3-8b", "--top", "0"], "'--top'"),
@@ -48,6 +49,17 @@ def test_mistakes(arguments, message, capsys, tmp_path, monkeypatch):
     assert run(["plan", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "plan.html").mkdir()
+    asked = ["plan", "llama3-1b", "--cluster", "2xH100", "--global-batch-tokens", "64K"]
+    assert run([*asked, "--out", str(tmp_path / "plan.yaml")]) == 2
+    assert "plan.html: Is a directory. Choose another --out" in capsys.readouterr().err
+    steps = tmp_path / "steps.yaml"
+    steps.write_text("- {model: llama3-8b, layout: {dp: 8}, sequences: 64, seq: 2048, step_s: 4.0}\n")
+    assert run(["plan", "calibrate", str(steps), "--cluster", "8xA100", "--out", str(tmp_path / "no" / "c.yaml")]) == 2
+    assert "c.yaml: No such file or directory. Choose another --out" in capsys.readouterr().err
 
 
 def test_calibrate(tmp_path, capsys):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +34,10 @@ def plan(
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
         return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
+    if measured is not None:
+        raise LockstepError(
+            f"plan {model} {measured}: one model at a time; only `plan calibrate` takes a file behind it."
+        )
     path = out or Path("plan.yaml")
     if picture and path.suffix == ".html":
         raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")
@@ -59,7 +65,8 @@ def plan(
         from lockstep.plan.report_page import save_report
 
         written += [path.with_suffix(".html"), path.with_suffix(".trace.json")]
-        save_report(plans, cluster, written[1], written[2], pinned, factors, dtype)
+        with _writing():
+            save_report(plans, cluster, written[1], written[2], pinned, factors, dtype)
     typer.echo(f"\nwrote {', '.join(map(str, written))} in {time.perf_counter() - started:.1f} s")
     return None
 
@@ -88,6 +95,14 @@ def pins(given: list[str]) -> dict[str, str]:
     return found
 
 
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LockstepError(f"cannot write {error.filename}: {error.strerror}. Choose another --out.") from error
+
+
 def _coefficients(path: Path | None) -> Coefficients | None:
     from lockstep.plan.coefficients import load_coefficients
 
@@ -103,7 +118,8 @@ def _calibrate(measured: Path | None, cluster: str, out: Path) -> None:
         raise LockstepError("plan calibrate needs a file of measured steps: lockstep plan calibrate steps.yaml.")
     rows = load_measured(measured)
     found = calibrate(rows, load_cluster(cluster))
-    save_coefficients(found, out)
+    with _writing():
+        save_coefficients(found, out)
     typer.echo(f"fitted {len(rows)} measured steps on {cluster}; wrote {out}")
     for name, value in found.factors().items():
         typer.echo(f"  {name:20s} {value:.3f}")

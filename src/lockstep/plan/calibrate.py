@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from lockstep.errors import LockstepError
 from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
 from lockstep.plan.columns import Column, Columns, join, layout_columns
-from lockstep.plan.layout import Batch, Layout
+from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.shape import ModelShape, megatron_gpt
 from lockstep.plan.steptime import step_time
@@ -68,12 +69,20 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
     ``step_s``; or one flat row with the columns of vTrain's tables, a GPT that Megatron-DeepSpeed trained: ``layers``,
     ``hidden``, ``heads``, ``seq``, ``tp``, ``dp``, ``pp``, ``micro_batch``, ``global_batch``, ``iteration_ms``.
     """
+    if not isinstance(row, Mapping):
+        raise LockstepError(f"calibrate: a row is {row!r}: expected model, layout, sequences, seq and step_s.")
     try:
         if "iteration_ms" in row:
             return _flat_row(row)
-        layout = Layout(**row["layout"])
-        batch = Batch(int(row["sequences"]), int(row["seq"]))
-        return Measured(model_shape(row["model"]), layout, batch, float(row["step_s"]))
+        Layout(**row["layout"])  # refuses an unknown key
+        layout = TypeAdapter(Layout).validate_python(row["layout"])
+        batch, shape = Batch(int(row["sequences"]), int(row["seq"])), model_shape(row["model"])
+        check_layout(layout, shape, batch, layout.devices)
+        return Measured(shape, layout, batch, float(row["step_s"]))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, ("layout", *first["loc"])))
+        raise LockstepError(f"calibrate: {name} is {first['input']!r}: {first['msg']}, in {dict(row)}") from error
     except (KeyError, TypeError, ValueError) as error:
         raise LockstepError(
             f"calibrate: a row needs model, layout, sequences, seq and step_s; this one fails on {error}: {dict(row)}"

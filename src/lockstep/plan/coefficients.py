@@ -115,7 +115,10 @@ def load_coefficients(path: str | Path) -> Coefficients:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         layers = {tuple(int(n) for n in layer["shape"]): float(layer["factor"]) for layer in content["layers"]}
-        return Coefficients(**{name: float(value) for name, value in content["factors"].items()}, layer=layers)
+        factors = {name: float(value) for name, value in content["factors"].items()}
+        if not all(0 < value < float("inf") for value in (*factors.values(), *layers.values())):
+            raise ValueError("a factor is not positive and finite")
+        return Coefficients(**factors, layer=layers)
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         raise LockstepError(
             f"{path} is no coefficients file ({error}): `lockstep plan calibrate STEPS.yaml` writes one."
