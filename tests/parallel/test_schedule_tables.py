@@ -160,3 +160,16 @@ def test_cap_per_device():
     made = schedule("zb-1p", 4, 12, activation_cap=[4, 3, 2, 1])
     held = [max(sum((s.kind == "F") - (s.kind == "B") for s in row[:i]) for i in range(len(row))) for row in made.rows]
     assert all(h <= cap for h, cap in zip(held, [4, 3, 2, 1], strict=True))
+
+
+@pytest.mark.parametrize("content", [b"\x8a\xff", b"{"])
+def test_a_file_that_is_no_table(content, tmp_path):
+    (tmp_path / "table.yaml").write_bytes(content)
+    with pytest.raises(ScheduleError, match="cannot be read as YAML or JSON"):
+        load_table(tmp_path / "table.yaml")
+
+
+@pytest.mark.parametrize("cap", [float("nan"), 0, -1])
+def test_a_cap_that_is_none(cap):
+    with pytest.raises(ScheduleError, match=f"activation_cap is {cap}; give a positive number"):
+        schedule("zb-1p", 4, 8, activation_cap=cap)

@@ -136,6 +136,8 @@ def test_batches_that_are_none(seq, tokens, message):
         (Layout(dp=8, offload_layers=99), "offload_layers is 99, expected 0 to the model's 32 layers"),
         (Layout(pp=2, dp=4, layers_per_stage=(33, -1)), "must be 2 numbers of at least 1 that sum to 32"),
         (Layout(pp=2, dp=4, recompute_per_stage=(3,)), "must be 2 numbers each"),
+        (Layout(pp=2, dp=4, schedule="zb-v"), "chunks is 1, but zb-v has 2 per stage"),
+        (Layout(pp=2, dp=4, chunks=3), "chunks is 3, but 1f1b has 1 per stage"),
     ],
 )
 def test_layouts_that_are_none(layout, message):
@@ -195,6 +197,9 @@ def test_plan_file_mistakes(tmp_path):
     file.write_text("plan: 1\nlayout: {}")
     with pytest.raises(LockstepError, match="incomplete"):
         load_plan(file)
+    file.write_bytes(b"\x8a\xff")
+    with pytest.raises(LockstepError, match="cannot be read as YAML"):
+        load_plan(file)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +212,7 @@ def test_plan_file_mistakes(tmp_path):
         ("layout", "tp", 3, "tp 3 does not divide the 64 attention heads"),
         ("batch", "sequences", 511, "does not divide the 511 sequences"),
         ("model", "layers", None, r"model\.layers is None"),
+        ("predicted", "step", 3, "unknown key"),
     ],
 )
 def test_a_plan_that_was_changed_by_hand(plans, tmp_path, section, key, value, message):
@@ -216,6 +222,9 @@ def test_a_plan_that_was_changed_by_hand(plans, tmp_path, section, key, value, m
     content[section][key] = value
     file.write_text(yaml.safe_dump(content))
     with pytest.raises(LockstepError, match=message):
+        load_plan(file)
+    file.write_text(yaml.safe_dump(content | {section: 3}))
+    with pytest.raises(LockstepError, match=f"{section} is 3, expected a mapping"):
         load_plan(file)
 
 

@@ -332,6 +332,7 @@ def test_layouts_that_cannot_be_are_told(tiny: Tiny) -> None:
         "2 layers, too few for 2 pipeline stages x 2 chunks (zb-v)": ("pp", {"pp": 2, "schedule": "zb-v"}, {}),
         "is [2, 2]: give 2 numbers (one per stage) that sum to the model's 2 layers":
             ("pp", {"pp": 2, "layers_per_stage": [2, 2]}, {}),
+        "parallel.tp is 3, which is no power of two": ("tp", {"tp": 3}, {}),
         "is [3, -1]: give 2 numbers (one per stage) that sum to the model's 2 layers, each at least 1":
             ("pp", {"pp": 2, "layers_per_stage": [3, -1]}, {}),
         "recompute_per_stage is [1, 2], but stage 1 has 1 layers: give at most [1, 1]":

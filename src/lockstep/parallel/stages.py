@@ -65,7 +65,8 @@ def stages_of(num_layers: int, table: Table, tied: bool, per_stage: Sequence[int
     if min(counts) == 0:
         raise LockstepError(
             f"the model has {num_layers} layers, too few for {table.stages} pipeline stages x {table.chunks} chunks "
-            f"({table.name}): lower parallel.pp, or take a schedule with fewer chunks such as 1f1b"
+            f"({table.name}): lower parallel.pp"
+            + (", or take a schedule with fewer chunks such as 1f1b" if table.chunks > 1 else "")
         )
     starts = [sum(counts[:group]) for group in range(table.groups + 1)]
     return Stages(tuple(range(a, b) for a, b in pairwise(starts)), tied)

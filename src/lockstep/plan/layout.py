@@ -168,6 +168,11 @@ def _check_numbers(layout: Layout, shape: ModelShape, batch: Batch) -> None:
             raise LockstepError(f"layout: {name} is {getattr(layout, name)}, expected at least 1.")
     if batch.sequences < 1 or batch.seq < 1:
         raise LockstepError(f"a batch of {batch.sequences} sequences of {batch.seq} tokens: expected at least 1 of 1.")
+    chunks = 2 if layout.schedule in TWO_CHUNKS else 1
+    if layout.pp > 1 and layout.schedule in SCHEDULES and layout.schedule != "interleaved" and layout.chunks != chunks:
+        raise LockstepError(
+            f"layout: chunks is {layout.chunks}, but {layout.schedule} has {chunks} per stage: set chunks to {chunks}."
+        )
     if not 0 <= layout.fsdp <= 3:
         raise LockstepError(f"layout: fsdp is {layout.fsdp}, expected 0 to 3.")
     if layout.recompute not in RECOMPUTE:

@@ -64,7 +64,9 @@ def load_plan(path: str | Path) -> Plan:
     try:
         model, layout, batch = (_section(kind, key, content, path) for key, kind in _SECTIONS.items())
         check_layout(layout, model, batch, layout.devices)
-        return Plan(model, str(content["cluster"]), batch, layout, Prediction(**content["predicted"]))
+        if not isinstance(predicted := content["predicted"], dict):
+            raise LockstepError(f"plan file {path}: predicted is {predicted!r}, expected a mapping. Write it anew.")
+        return Plan(model, str(content["cluster"]), batch, layout, Prediction(**predicted))
     except (KeyError, TypeError) as error:
         raise LockstepError(f"plan file {path} is incomplete or has an unknown key: {error}. Write it anew.") from error
 

@@ -100,6 +100,11 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
             "takes at least one; raise train.micro_batches (and lower train.micro_batch for the same batch) or lower "
             "parallel.dp"
         )
+    if parallel.tp & (parallel.tp - 1):
+        raise LockstepError(
+            f"parallel.tp is {parallel.tp}, which is no power of two: sums that cross ranks are made of a power of two "
+            f"of equal segments; set it to {1 << parallel.tp.bit_length() - 1}"
+        )
     if shape.canonical_tp % parallel.tp:
         raise LockstepError(
             f"parallel.tp is {parallel.tp}, which does not divide the model's canonical_tp {shape.canonical_tp}: set "

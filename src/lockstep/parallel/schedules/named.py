@@ -94,6 +94,8 @@ def _per_device(cap: float | Sequence[float], stages: int) -> list[float]:
     caps = [float(cap)] * stages if isinstance(cap, (int, float)) else [float(c) for c in cap]
     if len(caps) != stages:
         raise ScheduleError(f"activation_cap has {len(caps)} numbers; give one, or {stages} (one per device).")
+    if not all(c > 0 for c in caps):
+        raise ScheduleError(f"activation_cap is {cap}; give a positive number of micro-batches.")
     return caps
 
 

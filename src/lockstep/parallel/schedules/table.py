@@ -135,8 +135,11 @@ def without(table: Table, micro_batches: int) -> Table:
 
 def load_table(path: str | Path) -> Table:
     """Reads what :meth:`Table.save` wrote. Raises :class:`ScheduleError` for anything else."""
-    text = Path(path).read_text()
-    return table_from_dict(yaml.safe_load(text), where=str(path))
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ScheduleError(f"the schedule's table {path} cannot be read as YAML or JSON: {error}") from error
+    return table_from_dict(content, where=str(path))
 
 
 def table_from_dict(data: Any, where: str = "table") -> Table:
