@@ -296,7 +296,8 @@ def test_every_way_of_sending_works_between_processes(tiny: Tiny) -> None:
     layouts: list[dict[str, Any]] = [
         {"parallel": parallel, "train": train, "compile": eager} for parallel in BETWEEN_PROCESSES
     ]
-    layouts.append({"parallel": {"tp": 2}, "train": train, "compile": {"level": "O2"}})
+    compiled = ({"dp": 2, "fsdp": 3}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2})
+    layouts += [{"parallel": parallel, "train": train, "compile": {"level": "O2"}} for parallel in compiled]
     experts = {"model": with_experts("qwen3_moe"), "train": {**train, "canonical_tp": 1}}
     layouts.append({"parallel": {"dp": 2, "ep": 2}, "compile": eager, **experts})
     measured = measure_layouts(tiny(model={**MODEL, "num_kv_heads": 2}), layouts, rounds=1, steps=1, warm_up=0)
