@@ -142,6 +142,11 @@ def test_a_wrong_value_is_told_with_key_value_and_expectation(override, told):
     assert "mistakes" not in text
 
 
+def test_more_dense_layers_than_layers_are_refused():
+    told = complaint("model.num_experts=4", "model.experts_per_token=2", "model.num_layers=4", "model.dense_layers=9")
+    assert "dense_layers 9 is more than the num_layers 4 there are" in told
+
+
 def test_a_list_is_told_how_it_is_written():
     assert '; write lora.targets: ["q_proj", "v_proj"]\n' in complaint("lora.targets=q_proj, v_proj")
     assert "`data.sources` is the list []: it should have at least 1 item\n" in complaint("data.sources=[]")

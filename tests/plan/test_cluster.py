@@ -30,6 +30,8 @@ def test_alias_and_case():
 def test_unknown_device_names_the_nearest():
     with pytest.raises(LockstepError, match="unknown device 'H10': the nearest name is 'H100'"):
         load_cluster("64xH10")
+    with pytest.raises(LockstepError, match="nearest name is 'H100'"):
+        load_cluster("8xNVIDIA-H100-SXM5")
     with pytest.raises(LockstepError, match="nearest name is 'Ascend-910B'"):
         load_cluster("64xascend-910")
 

@@ -194,8 +194,6 @@ class ModelConfig(Section):
                 f"canonical_tp {n} must be a power of two that divides num_kv_heads {self.num_kv_heads} and "
                 f"intermediate_size {self.intermediate_size}"
             )
-        if n > 1 and (self.num_experts or self.kv_lora_rank):
-            raise ValueError(f"canonical_tp {n}: layers with experts or latent attention are not cut in this version")
         if self.layer_windows is not None and len(self.layer_windows) != self.num_layers:
             raise ValueError(f"layer_windows has {len(self.layer_windows)} entries for num_layers {self.num_layers}")
         if self.layer_windows is not None and any(self.layer_windows) and self.sliding_window is None:
@@ -212,6 +210,10 @@ class ModelConfig(Section):
             )
         if not self.num_experts:
             return
+        if self.dense_layers > self.num_layers:
+            raise ValueError(
+                f"dense_layers {self.dense_layers} is more than the num_layers {self.num_layers} there are"
+            )
         if self.num_experts % self.router_groups:
             raise ValueError(f"router_groups {self.router_groups} must divide num_experts {self.num_experts}")
         if self.router_top_groups > self.router_groups:

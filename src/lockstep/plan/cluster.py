@@ -129,7 +129,8 @@ def _read(kind: str) -> dict[str, Any]:
     names = _names()
     found = names.get(kind.lower())
     if found is None:
-        near = get_close_matches(kind.lower(), list(names), n=1, cutoff=0.0)
+        within = sorted((name for name in names if name in kind.lower()), key=len)  # as in NVIDIA-H100-SXM
+        near = within[-1:] or get_close_matches(kind.lower(), list(names), n=1, cutoff=0.0)
         nearest = _parse(_LIBRARY / f"{names[near[0]]}.yaml")["name"] if near else ""
         raise LockstepError(
             f"unknown device {kind!r}: the nearest name is {nearest!r}. Known are {_known()}; "

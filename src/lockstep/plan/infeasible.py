@@ -23,7 +23,7 @@ def cannot_hold(
     lines = (
         f"{cluster.name} cannot hold {shape.name} ({shape.parameters / 1e9:.3g} B parameters): the leanest layout, "
         f"{nearest.describe()}, needs {needed / 1e9:.3g} GB per device, {(needed - room) / 1e9:.3g} GB more than the "
-        f"{room / 1e9:.3g} GB of a {cluster.device.name}. "
+        f"{room / 1e9:.3g} GB of one {cluster.device.name}. "
     )
     would = _more_devices(shape, cluster, batch, pins) + _other_devices(shape, cluster, batch, pins)
     if not would:

@@ -38,13 +38,15 @@ def save_report(
     if trace is not None:
         save_timeline(run, trace, seconds_per_unit=1.0)
     title = f"{best.model.name} on {place.name}"
-    pipeline = escape(timeline_html(run, best.layout.describe(), "s"), quote=True)
+    pipeline = escape(timeline_html(run, best.layout.describe(), "s", "GB"), quote=True)
     parts = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{best.batch.sequences} sequences of {best.batch.seq} tokens per step, {len(found.seconds):,} candidates, "
         f"{int((found.memory <= place.device.capacity).sum()):,} fit in memory.</p>",
         _plans(plans),
         "<h2>Search frontier</h2>",
+        '<p class="legend"><span><i class="front"></i>no other takes less memory and less time</span>'
+        '<span><i class="cloud"></i>other candidates</span><span>above the dashed line: does not fit</span></p>',
         _frontier(found, plans, place),
         "<h2>Pipeline of the best plan</h2>",
         _drawn(run.table.micro_batches, best.layout.micro_batches(best.batch)),
@@ -133,7 +135,7 @@ def _frontier(found: Evaluated, plans: Sequence[Plan], cluster: Cluster) -> str:
     level = 10 + (1 - room / top) * (_HEIGHT - 50)
     marks = [
         f'<line x1="{_EDGE}" x2="{_WIDTH - 10}" y1="{level:.1f}" y2="{level:.1f}" class="room"/>',
-        f'<text x="{_EDGE + 4}" y="{level - 5:.1f}">{room:.1f} GB of a {escape(cluster.device.name)}</text>',
+        f'<text x="{_EDGE + 4}" y="{level - 5:.1f}">{room:.1f} GB of one {escape(cluster.device.name)}</text>',
         f'<text x="{_EDGE}" y="{_HEIGHT - 12}">{left:.3g} s per step</text>',
         f'<text x="{_WIDTH - 10}" y="{_HEIGHT - 12}" text-anchor="end">{right:.3g} s</text>',
         f'<text x="4" y="20">{top:.0f} GB</text><text x="4" y="{_HEIGHT - 36}">0 GB</text>',
@@ -168,8 +170,8 @@ td { font-variant-numeric: tabular-nums; } td:not(:first-child):not(:last-child)
 .legend { margin: 6px 0; } .legend span { margin-left: 12px; white-space: nowrap; }
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px; }
 svg { width: 100%; max-width: 900px; } svg text { fill: var(--ink); font-size: 12px; }
-.cloud { fill: var(--pale); opacity: .5; }
-.front { fill: #d2542c; } .room { stroke: var(--ink); stroke-dasharray: 5 4; }
+.cloud { fill: var(--pale); background: var(--pale); opacity: .5; }
+.front { fill: #d2542c; background: #d2542c; } .room { stroke: var(--ink); stroke-dasharray: 5 4; }
 iframe { width: 100%; height: 640px; border: 1px solid var(--line); border-radius: 6px; }
 </style></head><body>
 @BODY@

@@ -14,14 +14,15 @@ from lockstep.plan.simulate import Simulation
 from lockstep.plan.timeline_page import PAGE
 
 
-def timeline_html(simulation: Simulation, title: str | None = None, unit: str = "") -> str:
+def timeline_html(simulation: Simulation, title: str | None = None, unit: str = "", memory_unit: str = "") -> str:
     """A page with one lane per device and its activations below: drag to pan, wheel to zoom, hover for a step.
 
-    It loads nothing from the network. ``unit``: of time, for the labels.
+    It loads nothing from the network. ``unit``: of time, ``memory_unit``: of activations, for the labels.
     """
     title = title or simulation.table.name
     data = json.dumps(_page_data(simulation, unit), separators=(",", ":")).replace("</", "<\\/")
-    return PAGE.replace("@TITLE@", escape(title)).replace("@FACTS@", _facts(simulation, unit)).replace("@DATA@", data)
+    page = PAGE.replace("@TITLE@", escape(title)).replace("@DATA@", data)
+    return page.replace("@FACTS@", _facts(simulation, unit, memory_unit))
 
 
 def timeline_text(simulation: Simulation, columns: int = 100) -> str:
@@ -104,7 +105,7 @@ def _short(number: float) -> float:
     return float(f"{number:.7g}")
 
 
-def _facts(simulation: Simulation, unit: str) -> str:
+def _facts(simulation: Simulation, unit: str, memory_unit: str) -> str:
     table = simulation.table
     facts = {
         "devices": f"{table.stages} x {table.chunks}" if table.chunks > 1 else str(table.stages),
@@ -112,6 +113,6 @@ def _facts(simulation: Simulation, unit: str) -> str:
         "makespan": f"{simulation.makespan:.6g} {unit}",
         "longest span": f"{simulation.max_span:.6g} {unit}",
         "bubble": f"{simulation.bubble_rate:.2%}",
-        "peak activations": f"{simulation.peak_activation:.4g}",
+        "peak activations": f"{simulation.peak_activation:.4g} {memory_unit}",
     }
     return "".join(f"<span>{escape(key)} <b>{escape(value)}</b></span>" for key, value in facts.items())
