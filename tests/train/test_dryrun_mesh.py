@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from pathlib import Path
 from typing import Any
 
@@ -122,17 +121,8 @@ def test_what_is_shared_out_takes_less() -> None:
     assert levels[2] - levels[3] > 0.15 * weights  # of the weights; but a layer's and the head's are gathered
 
 
-@pytest.mark.parametrize(
-    ("parallel", "why"),
-    [
-        ({"tp": 2, "sequence_parallel": True}, "share rows among ranks"),
-        ({"cp": 2}, "share rows among ranks"),
-        ({"dp": 2, "fsdp": 2}, r"layer by layer \(parallel.fsdp 2\)"),
-    ],
-    ids=str,
-)
-def test_what_is_not_made_of_programs_is_told(parallel: dict[str, Any], why: str) -> None:
-    train = {"micro_batch": 1, "micro_batches": 2}
-    config = Config.model_validate({"data": {"seq_len": 256}, "train": train, "parallel": parallel})
-    (found,) = level_reports(config, SHAPE, 0, ["O2"])
-    assert re.search(why, found.reason)
+def test_what_is_not_made_of_programs_is_told() -> None:
+    tree = SHAPE.model_dump() | {"canonical_tp": 1, "num_experts": 4, "experts_per_token": 2}
+    asked = {"data": {"seq_len": 256}, "train": {"micro_batches": 2}, "parallel": {"dp": 2, "ep": 2}}
+    (found,) = level_reports(Config.model_validate(asked), ModelConfig.model_validate(tree), 0, ["O2"])
+    assert "do not send rows to the ranks of their experts" in found.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lockstep.ops import Operators
 
-_NOT_COMPUTED = ("numerics", "pack", "write_kv", "write_latents", "cut")
+_NOT_COMPUTED = ("numerics", "pack", "write_kv", "write_latents")
 _OTHER_ROWS = (
     "linear_cross_entropy", "route", "dispatch", "grouped_linear", "grouped_gated", "balance_loss",
 )  # fmt: skip
@@ -90,6 +90,8 @@ def _recording(ops: Operators, trace: Trace, asking: list[str]) -> Operators:
 
         return run
 
-    names = [f.name for f in fields(ops) if f.name not in _NOT_COMPUTED + _OTHER_ROWS]
+    # What has a default says how operators are cut among devices; it is none itself.
+    given = [f.name for f in fields(ops) if f.default is MISSING and f.default_factory is MISSING]
+    names = [name for name in given if name not in _NOT_COMPUTED + _OTHER_ROWS]
     recorders: dict[str, Any] = {name: record(name, getattr(ops, name)) for name in names}
     return replace(ops, **recorders)
