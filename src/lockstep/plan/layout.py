@@ -93,6 +93,7 @@ class Layout:
     def describe(self) -> str:
         """Short text with what differs from 1 or from the default."""
         axes = [f"{k}{getattr(self, k)}" for k in ("pp", "dp", "cp", "tp", "ep") if getattr(self, k) > 1]
+        axes += ["rows whole"] if self.tp > 1 and not self.sequence_parallel else []
         parts = [*axes, f"mb{self.micro_batch}"] + ([f"fsdp{self.fsdp}"] if self.fsdp else [])
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
