@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import importer
 
 # Before torch brings OpenMP in. Its threads would wait for work by spinning, which on a machine that does anything
 # else as well holds the very cores that the work needs: 20 times fewer tokens a second were measured with two other
@@ -21,23 +22,19 @@ if TYPE_CHECKING:
     from lockstep.train import Trainer as Trainer
 
 _ROOMS = {
-    "Config": "lockstep.config",
-    "load": "lockstep.model",
-    "Model": "lockstep.model",
-    "Trainer": "lockstep.train",
-    "Engine": "lockstep.serve",
-    "SamplingParams": "lockstep.serve",
-    "Completion": "lockstep.serve",
+    "Config": "config",
+    "load": "model",
+    "Model": "model",
+    "Trainer": "train",
+    "Engine": "serve",
+    "SamplingParams": "serve",
+    "Completion": "serve",
 }
 """Where each public name lives. It is imported when asked for: `lockstep --help` must not wait for torch."""
 
 __all__ = ["Completion", "Config", "Engine", "Model", "SamplingParams", "Trainer", "load"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module 'lockstep' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_ROOMS[name]), name)
+__getattr__ = importer(__name__, _ROOMS)
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import importer
 
 if TYPE_CHECKING:
     from lockstep.compile.block_calls import BlockCalls as BlockCalls
@@ -38,8 +39,4 @@ __all__ = [
     "MicroBatch", "NotCached", "Placer", "Pool", "ServingProgram", "Span", "StageReport", "Update", "not_possible",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module 'lockstep.compile' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"lockstep.compile.{_FILES[name]}"), name)
+__getattr__ = importer(__name__, _FILES)

@@ -117,11 +117,12 @@ def shell(module: nn.Module) -> nn.Module:
 
 def packable(module: nn.Module) -> dict[str, dict[str, WeightCache]]:
     """The parts whose `weight` can be laid out for inference, by name, and where they keep it, by attribute."""
-    found = {
-        name: {k: v for k, v in vars(part).items() if isinstance(v, WeightCache)}
-        for name, part in module.named_modules()
-    }
-    return {name: caches for name, caches in found.items() if caches}
+    return {name: caches for name, part in module.named_modules() if (caches := caches_of(part))}
+
+
+def caches_of(part: nn.Module) -> dict[str, WeightCache]:
+    """Where a part keeps its weight as it is laid out for inference, by attribute."""
+    return {name: value for name, value in vars(part).items() if isinstance(value, WeightCache)}
 
 
 def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:

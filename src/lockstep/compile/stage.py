@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.compile.capture import ALL_ROWS, ANY, OWN, ROWS, CannotCompile, Function, Given
-from lockstep.compile.describe import describe, packable, shell
+from lockstep.compile.describe import caches_of, describe, packable, shell
 from lockstep.model.decoder import Block, Decoder
-from lockstep.model.linear import WeightCache, _PackedWeight
+from lockstep.model.linear import _PackedWeight
 from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators, Packed, Paged, Pages
 from lockstep.ops.row_share import RowShare
@@ -241,11 +241,10 @@ class _weights:
 def _packed(module: nn.Module, part: str, ops: Operators, dtype: torch.dtype) -> dict[str, Any]:
     """The weight of a part as it is laid out, by where that is kept; empty where nothing fits."""
     layer = module.get_submodule(part)
-    found = {name: value for name, value in vars(layer).items() if isinstance(value, WeightCache)}
     assert isinstance(layer.weight, Tensor)
     return {
         name: cache._entry.packed
-        for name, cache in found.items()
+        for name, cache in caches_of(layer).items()
         if cache._entry is not None and cache._entry.fits(layer.weight, ops, dtype)
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import importer
 
 if TYPE_CHECKING:
     from lockstep.config.compile import CompileConfig as CompileConfig
@@ -32,8 +33,4 @@ __all__ = [
     "ScheduleConfig", "Section", "ServeConfig", "TrainConfig", "load_config", "save_config",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module 'lockstep.config' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"lockstep.config.{_FILES[name]}"), name)
+__getattr__ = importer(__name__, _FILES)

@@ -8,6 +8,9 @@ from pydantic import BeforeValidator, Field
 
 from lockstep.config.section import Section
 
+BUCKET_MB = 25
+"""Of gradients that go as one message, where nothing else is asked for: that of PyTorch's DistributedDataParallel."""
+
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
@@ -35,7 +38,7 @@ class ParallelConfig(Section):
     """What is sharded over dp (ZeRO): 0 nothing, 1 the optimizer's moments, 2 gradients too, each layer's exchanged
     after every micro-batch, 3 weights too, each layer's gathered for its forward and again for its backward. 2 and 3
     need a number of micro-batches that dp divides."""
-    bucket_mb: int = Field(default=25, ge=1)
+    bucket_mb: int = Field(default=BUCKET_MB, ge=1)
     """Gradients that travel over dp as one message while the backward pass goes on, in units of 2^20 bytes: fewer
     messages against less that is left when it ends. For `fsdp` 0 and 1; 2 and 3 exchange layer by layer."""
     schedule: str = "1f1b"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import importer
 
 if TYPE_CHECKING:
     from lockstep.model.decoder import Decoder as Decoder
@@ -23,8 +24,4 @@ _FILES = {
 
 __all__ = ["FAMILIES", "Decoder", "Model", "PackedCache", "Tokenizer", "load", "random_decoder", "train_bpe"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module 'lockstep.model' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"lockstep.model.{_FILES[name]}"), name)
+__getattr__ = importer(__name__, _FILES)

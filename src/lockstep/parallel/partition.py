@@ -68,6 +68,16 @@ class Partition:
         return frozenset() if self.store is None else frozenset(self.owned(self.names))
 
     @property
+    def layers(self) -> list[int]:
+        """The layers that this rank holds, in order."""
+        return sorted(layer for group in self.groups for layer in self.stages.layers[group])
+
+    @property
+    def row_ranks(self) -> int:
+        """Ranks that share the rows of a micro-batch's activations."""
+        return 1 if self.rows is None else self.rows.axis.size
+
+    @property
     def whole(self) -> bool:
         """Whether this rank holds all of the model."""
         return self.mesh.shape.pp == self.mesh.shape.tp == self.mesh.shape.ep == 1 and self.store is None

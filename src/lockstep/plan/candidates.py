@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
-from lockstep.plan.layout import BUCKET_MB, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
 from lockstep.plan.shape import ModelShape
 
 Pins = Mapping[str, Any]

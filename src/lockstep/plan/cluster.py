@@ -13,9 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.errors import LockstepError
+from lockstep.plan.yaml_file import read_yaml
 
 _LIBRARY = Path(__file__).with_name("clusters")
 _GIVEN = re.compile(r"\s*(\d+)\s*[xX*]\s*(.+?)\s*")
@@ -155,10 +154,7 @@ def _names() -> dict[str, str]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LockstepError(f"cluster file {path} cannot be read as YAML: {error}") from error
+    content = read_yaml(path, "cluster file")
     if not isinstance(content, dict):
         raise LockstepError(f"cluster file {path} must be a mapping with name, device and levels.")
     return content

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.plan.layout import BUCKET_MB, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch, Layout
+from lockstep.config.parallel import BUCKET_MB
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch, Layout
 from lockstep.plan.shape import ModelShape
 
 Column = NDArray[np.float64]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
 from lockstep.plan.shape import ModelShape
 
@@ -18,8 +19,6 @@ TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose devices hold two chunks in V placement."""
 SPLIT = ("zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose backward is split: weight gradients are made in steps of their own."""
-BUCKET_MB = 25
-"""Of gradients that are reduced as one message, where nothing else is asked for: PyTorch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True)

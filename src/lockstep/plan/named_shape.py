@@ -10,13 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.config import ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.plan.decoder_config import planner_shape
 from lockstep.plan.shape import LATENT, ModelShape
+from lockstep.plan.yaml_file import read_yaml
 
 _LIBRARY = Path(__file__).with_name("models.yaml")
 
@@ -49,15 +48,12 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    content: dict[str, dict[str, Any]] = yaml.safe_load(_LIBRARY.read_text(encoding="utf-8"))
+    content: dict[str, dict[str, Any]] = read_yaml(_LIBRARY, "model file")
     return content
 
 
 def _yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LockstepError(f"model file {file} cannot be read as YAML: {error}") from error
+    content = read_yaml(file, "model file")
     if not isinstance(content, dict):
         raise LockstepError(f"model file {file} must be a mapping with layers, hidden, heads and vocab.")
     return content

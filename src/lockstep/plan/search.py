@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
 from lockstep.plan.buckets import in_buckets
 from lockstep.plan.candidates import Pins, candidates
@@ -16,7 +17,7 @@ from lockstep.plan.cluster import Cluster, load_cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, columns, layout_columns
 from lockstep.plan.infeasible import cannot_hold
-from lockstep.plan.layout import BUCKET_MB, RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import Plan

@@ -212,10 +212,10 @@ def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factor
     reduce = reduce + all_reduce(experts, _copies(rows), stride * rows.ep, cluster, factors)
     latency = all_reduce(0.0, group, stride, cluster, factors)
     # Levels 2 and 3 reduce inside the micro-batches; level 2 gathers the new weights once.
+    reduce = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, reduce / 2, reduce))
     work = slowest * 2 / 3  # of a micro-batch, the backward
-    late = exposed_in_buckets(rows, reduce, latency, work)
-    hidden = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, _hidden(reduce / 2, work), late))
-    exposed = np.where(rows.overlap > 0, hidden, reduce / (1 + (rows.fsdp == 2)) * (rows.fsdp < 3))
+    late = np.where(rows.fsdp < 2, exposed_in_buckets(rows, reduce, latency, work), _hidden(reduce, work))
+    exposed = np.where(rows.overlap > 0, late, reduce)
     words = rows.vocab * rows.hidden / rows.vocab_ranks * 2
     pair = np.where(rows.pp > 1, 2.0, 1.0)
     distance = np.minimum(rows.tp * rows.cp * rows.dp, cluster.node)

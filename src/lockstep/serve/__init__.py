@@ -9,8 +9,9 @@ with a web page.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lockstep.lazy import importer
 
 if TYPE_CHECKING:
     from lockstep.serve.embedding import embed as embed
@@ -36,8 +37,4 @@ __all__ = [
     "TokenScore", "embed",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module 'lockstep.serve' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(f"lockstep.serve.{_FILES[name]}"), name)
+__getattr__ = importer(__name__, _FILES)

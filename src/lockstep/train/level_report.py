@@ -75,8 +75,7 @@ def _report(level: Level, config: Config, part: Partition | None, decoder: Decod
         passes[one.name] += one.changed
     flying, away = [1], 0
     if part is not None:
-        held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
-        away = len(layer_policy(config.parallel, part.mesh["pp"].index).chosen(held).away)
+        away = len(layer_policy(config.parallel, part.mesh["pp"].index).chosen(part.layers).away)
         device = part.mesh["pp"].index
         flying = [most_in_flight(part.table, device, chunk) for chunk in range(part.table.chunks)]
     messages = [sent(recipe, rows) for kinds in found for recipes in kinds.values() for recipe in recipes]
@@ -115,8 +114,7 @@ def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder:
     if part is not None:
         ops = part.operators(ops, captured=True, rest=rest)
         policy = layer_policy(config.parallel, part.mesh["pp"].index)
-        held = sorted(layer for group in part.groups for layer in part.stages.layers[group])
-        again, last = policy.chosen(held).again, part.stages.groups - 1
+        again, last = policy.chosen(part.layers).again, part.stages.groups - 1
         spans = [
             Span(layers, group == 0, group == last, again & set(layers), part.table.split_backward)
             for group, layers in ((group, part.stages.layers[group]) for group in part.groups)
@@ -128,8 +126,7 @@ def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder:
 
 def _units(config: Config, part: Partition | None) -> tuple[int, int]:
     """The largest micro-batch's rows for each rank that shares them, and what is left over."""
-    members = 1 if part is None or part.rows is None else part.rows.axis.size
-    return divmod(config.train.micro_batch * config.data.seq_len, members)
+    return divmod(config.train.micro_batch * config.data.seq_len, 1 if part is None else part.row_ranks)
 
 
 def _recipes(group: GroupPrograms) -> dict[str, list[Recipe]]:

@@ -63,12 +63,12 @@ class OnMesh:
         self.shards = part.shards(self.fsdp >= 2, parameters) if store is None else store.shards
         self.moments = Moments(self.owned, self.shards, config.optimizer, model, self.fsdp, store)
         policy = layer_policy(config.parallel, mesh["pp"].index)
-        spans = [part.stages.layers[group] for group in part.groups]
-        treated = policy.chosen(sorted(layer for span in spans for layer in span))
+        treated = policy.chosen(part.layers)
         call, offload = recomputing(treated.again), None
         if treated.away:
             folder = Path(config.parallel.offload_dir or config.train.out).expanduser()
-            offload = Offload(treated.away, [span.start for span in spans], folder, note)
+            starts = [part.stages.layers[group].start for group in part.groups]
+            offload = Offload(treated.away, starts, folder, note)
             call = offload.calling(call)
         call = call if store is None else store.calling(call)
         self.pipeline = Pipeline(

@@ -123,7 +123,7 @@ class LevelOnMesh:
 
     def _programs(self, compiler: Compiler) -> None:
         mesh, part = self.mesh, self.part
-        members = 1 if part.rows is None else part.rows.axis.size
+        members = part.row_ranks
         placer = Placer(self.rows // members)
         axes = {name: Group(mesh[name]) for name in ("tp", "cp") if mesh[name].size > 1}
         kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(members)]

@@ -32,8 +32,7 @@ def attention_paged(
     window: int, softcap: float,
 ) -> Tensor:  # fmt: skip
     """q [T, heads, d] -> [T, heads, e]."""
-    same("k_pages' head_dim", k_pages.shape[2], q.shape[2])
-    return q.new_empty(q.shape[0], q.shape[1], v_pages.shape[3])
+    return _result(q, k_pages, v_pages)
 
 
 @define(
@@ -56,7 +55,11 @@ def attention_paged_int8(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, k_scale: Tensor, v_scale: Tensor, table: Tensor, starts: Tensor,
     positions: Tensor, scale: float, window: int, softcap: float,
 ) -> Tensor:  # fmt: skip
-    """q [T, heads, d] -> [T, heads, e]."""
+    """As attention_paged, over pages that write_kv_int8 fills."""
+    return _result(q, k_pages, v_pages)
+
+
+def _result(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> Tensor:
     same("k_pages' head_dim", k_pages.shape[2], q.shape[2])
     return q.new_empty(q.shape[0], q.shape[1], v_pages.shape[3])
 
