@@ -1,9 +1,10 @@
 """The token file: a corpus tokenised once, read through a memory map ever after.
 
 A folder ``<cache>/<key>`` holds ``ids.bin`` (uint16, or uint32 for a vocabulary above 65,536),
-``documents.npy`` (int64 [D, 2] of start and end), ``held_out.npy`` (bool [D]), ``counts.bin`` (uint8, only if
+``documents.bin`` (int64 [D, 2] of start and end), ``held_out.bin`` (bool [D]), ``counts.bin`` (uint8, only if
 some tokens take no loss) and ``about.json``. The key is a hash of the documents, of the tokenizer and of what
-is done with them, so a changed corpus gives another folder.
+is done with them, so a changed corpus gives another folder. Arrays are bare: NumPy reads the header of its own
+format with `ast`, which several threads cannot use at once in Python 3.11 (gh-106905).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,12 @@ def open_tokens(cache: Path, key: str) -> Tokens | None:
         about = About(**json.loads((folder / "about.json").read_text()))
         ids = np.memmap(folder / "ids.bin", dtype=about.dtype, mode="r")
         counts = np.memmap(folder / "counts.bin", dtype=np.uint8, mode="r") if about.masked else None
-        held_out, documents = np.load(folder / "held_out.npy"), np.load(folder / "documents.npy")
+        documents = np.fromfile(folder / "documents.bin", dtype=np.int64).reshape(-1, 2)
+        held_out = np.fromfile(folder / "held_out.bin", dtype=bool)
     except (OSError, ValueError, TypeError):
         return None
     whole = about.key == key and len(ids) == about.tokens and (counts is None or len(counts) == about.tokens)
+    whole = whole and len(documents) == len(held_out)
     return Tokens(about, ids, counts, documents, held_out) if whole else None
 
 
@@ -139,8 +142,8 @@ def _write(
             total += document.bytes
             held_bytes += document.scored if document.held_out else 0
             report(total)
-    np.save(folder / "documents.npy", np.array(spans, dtype=np.int64).reshape(-1, 2))
-    np.save(folder / "held_out.npy", np.array(held_out, dtype=bool))
+    np.array(spans, dtype=np.int64).tofile(folder / "documents.bin")
+    np.array(held_out, dtype=bool).tofile(folder / "held_out.bin")
     for path in folder.iterdir():
         # Before the rename, or a machine that dies may show a file of the right size without its bytes.
         with path.open("rb") as file:

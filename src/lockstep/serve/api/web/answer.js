@@ -114,8 +114,10 @@ export class Answer {
   // The numbers under the answer.
   facts(stopped) {
     const told = [];
-    const seconds = (this.last - this.first) / 1000;
-    if (this.count > 1 && seconds > 0) told.push(`${((this.count - 1) / seconds).toFixed(1)} tokens/s`);
+    // The rate after the first token; of the whole answer where all of it came at one time.
+    const spread = this.last > this.first;
+    const seconds = (this.last - (spread ? this.first : this.began)) / 1000;
+    if (this.count > 1) told.push(`${((this.count - (spread ? 1 : 0)) / seconds).toFixed(1)} tokens/s`);
     if (this.first) told.push(`first after ${((this.first - this.began) / 1000).toFixed(2)} s`);
     told.push(`${this.count} token${this.count === 1 ? "" : "s"}`);
     if (this.usage) {
