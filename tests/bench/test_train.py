@@ -14,7 +14,7 @@ RUN = {"model": "tiny", "rounds": 2, "size": (2, 32), "note": lambda line: None}
 
 
 def test_every_side_does_the_same_work_in_turn(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.bench.train.matrix_peak", lambda dtype: 1e11)  # to measure it takes seconds
+    monkeypatch.setattr("lockstep.bench.train.matrix_meter", lambda dtype: lambda: 1e11)  # to measure it takes seconds
     vs = ["lockstep-pure-bf16", "hf-eager"]
     report = bench_train(vs=vs, peers=tmp_path, **RUN)
     sides = {side["name"]: side for side in report.data["sides"]}
@@ -44,10 +44,10 @@ def test_an_unknown_side_and_a_missing_peer_are_told_before_anything_runs(tmp_pa
 def test_notes_compare_with_fast():
     seconds = {"lockstep": 1.1, "lockstep-fast": 1.0, "lockstep-fast-float32": 2.0}
     sides = [Found(name, [s, s], 1.0, 1, [2.0]) for name, s in seconds.items()]
-    told = " ".join(_notes(sides, 1e9, 1e11))
+    told = " ".join(_notes(sides, 1e9, [1e11]))
     assert "A step of `lockstep` is +10% against one of `lockstep-fast` (" in told
     assert "float32" not in told.split("A step of")[1]  # its twin did not run
-    told = " ".join(_notes([*sides, Found("lockstep-float32", [1.0, 1.0], 1.0, 1, [2.0])], 1e9, 1e11))
+    told = " ".join(_notes([*sides, Found("lockstep-float32", [1.0, 1.0], 1.0, 1, [2.0])], 1e9, [1e11]))
     assert "`lockstep-float32` is -50% against one of `lockstep-fast-float32`" in told
 
 

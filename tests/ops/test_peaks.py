@@ -14,7 +14,7 @@ from lockstep.ops.device_class import device_class, instruction_sets
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Small products: what is tested is how the numbers are made, not the machine."""
-    measures = (peaks.matrix_peak, peaks.torch_rate, peaks.contract_rate, peaks.read_bandwidth)
+    measures = (peaks.matrix_peak, peaks.torch_rate, peaks.contract_rate)
     monkeypatch.setattr(peaks, "_LARGEST", 128)
     for measure in measures:
         measure.cache_clear()
@@ -41,6 +41,24 @@ def test_rates_are_positive_and_measured_once():
     assert first > 1e6
     assert peaks.torch_rate(torch.float32) == first
     assert peaks.read_bandwidth() > 1e7
+
+
+def test_a_meter_measures_anew_with_what_is_the_fastest(monkeypatch):
+    monkeypatch.setattr(build, "is_built", lambda isa: False)
+    asked = []
+
+    def meter(dtype: torch.dtype):
+        def rate() -> float:
+            asked.append(dtype)
+            return (40e9 if dtype == torch.float32 else 1e9) + len(asked)
+
+        return rate
+
+    monkeypatch.setattr(peaks, "_torch_meter", meter)
+    measure = peaks.matrix_meter(torch.bfloat16)
+    asked.clear()
+    assert [measure(), measure()] == [40e9 + 1, 40e9 + 2]
+    assert asked == [torch.float32] * 2
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="Linux tells its processor's flags there")

@@ -32,31 +32,48 @@ def matrix_peak(dtype: torch.dtype) -> float:
     return max([*contract, *(torch_rate(kind) for kind in kinds)])
 
 
+def matrix_meter(dtype: torch.dtype) -> Callable[[], float]:
+    """A call that measures `matrix_peak` anew, with the product that is the fastest now.
+
+    For a comparison's turns: what a machine gives that others use too changes by the minute.
+    """
+    kinds = {dtype, torch.float32}
+    contract = [_contract_meter(kind) for kind in kinds] if build.is_built(build.best_isa()) else []
+    return max([*contract, *(_torch_meter(kind) for kind in kinds)], key=lambda meter: meter())
+
+
 @lru_cache
 def torch_rate(dtype: torch.dtype) -> float:
     """FLOP/s of `torch.mm` on square matrices, the size as large as the time allows."""
-    return _rate(lambda n: _operands(n, dtype), torch.mm)
+    return _torch_meter(dtype)()
 
 
 @lru_cache
 def contract_rate(dtype: torch.dtype) -> float:
     """FLOP/s of the contract kernel behind `linear`, the weight packed before. Builds the kernels if need be."""
+    return _contract_meter(dtype)()
+
+
+def read_bandwidth() -> float:
+    """Bytes per second that all threads together read from memory at this moment (a sum over 256 MiB)."""
+    buffer = torch.ones(64 * 2**20)
+    buffer.sum()
+    return buffer.nbytes / median(_seconds(buffer.sum) for _ in range(5))
+
+
+def _torch_meter(dtype: torch.dtype) -> Callable[[], float]:
+    return _meter(lambda n: _operands(n, dtype), torch.mm)
+
+
+def _contract_meter(dtype: torch.dtype) -> Callable[[], float]:
     ops = operators("bitwise")
 
     def prepared(n: int) -> tuple[Tensor, Tensor]:
         x, weight = _operands(n, dtype)
-        return x, ops.pack(weight, dtype)
+        with torch.no_grad():
+            return x, ops.pack(weight, dtype)
 
-    with torch.no_grad():
-        return _rate(prepared, ops.linear)
-
-
-@lru_cache
-def read_bandwidth() -> float:
-    """Bytes per second that all threads together read from memory (a sum over 256 MiB)."""
-    buffer = torch.ones(64 * 2**20)
-    buffer.sum()
-    return buffer.nbytes / median(_seconds(buffer.sum) for _ in range(5))
+    return _meter(prepared, ops.linear)
 
 
 def _operands(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -65,15 +82,17 @@ def _operands(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def _rate(prepare: Callable[[int], tuple[Tensor, Tensor]], product: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """The median rate at the largest size whose product is not too long."""
+def _meter(
+    prepare: Callable[[int], tuple[Tensor, Tensor]], product: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[[], float]:
+    """A call that gives the median rate at the largest size whose product is not too long."""
     n = 128
     while True:
-        run = partial(product, *prepare(n))
+        run = torch.no_grad()(partial(product, *prepare(n)))
         # The best of a few: the first call pays for threads and buffers, and other programs may be in the way.
         once = min(_seconds(run) for _ in range(4))
         if n == _LARGEST or 8 * once > _LONGEST:  # twice the size takes eight times as long
-            return 2 * n**3 / median(_seconds(run) for _ in range(_RUNS))
+            return lambda: 2 * n**3 / median(_seconds(run) for _ in range(_RUNS))
         n *= 2
 
 
