@@ -144,7 +144,7 @@ def test_unreadable_files(tmp_path):
 def test_wrong_requests():
     with pytest.raises(ScheduleError, match="did you mean 'zb-h1'"):
         schedule("zb_h1", 2, 2)
-    with pytest.raises(ScheduleError, match="micro_batches is 0; give at least 1"):
+    with pytest.raises(ScheduleError, match="micro_batches is 0; give a whole number of at least 1"):
         schedule("1f1b", 2, 0)
     with pytest.raises(ScheduleError, match="chunks is 3; it must be 2"):
         schedule("zb-v", 2, 2, chunks=3)
@@ -171,5 +171,5 @@ def test_a_file_that_is_no_table(content, tmp_path):
 
 @pytest.mark.parametrize("cap", [float("nan"), 0, -1])
 def test_a_cap_that_is_none(cap):
-    with pytest.raises(ScheduleError, match=f"activation_cap is {cap}; give a positive number"):
+    with pytest.raises(ScheduleError, match=f"activation_cap is {cap}; give a finite number above 0"):
         schedule("zb-1p", 4, 8, activation_cap=cap)

@@ -72,7 +72,7 @@ def test_own_file(tmp_path):
     with pytest.raises(LockstepError, match="kores"):
         load_cluster(str(file))
     file.write_text(text.replace("memory_gb: 80", "memory_gb: -80"))
-    with pytest.raises(LockstepError, match="memory_gb is -80; it must be a positive number"):
+    with pytest.raises(LockstepError, match="memory_gb is -80; give a finite number above 0"):
         load_cluster(str(file))
     with pytest.raises(LockstepError, match="does not exist"):
         load_cluster("4xnowhere.yaml")

@@ -128,13 +128,16 @@ def test_batches_that_are_none(seq, tokens, message):
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(dp=0), "dp is 0, expected at least 1"),
-        (Layout(dp=8, micro_batch=0), "micro_batch is 0, expected at least 1"),
-        (Layout(dp=8, fsdp=7), "fsdp is 7, expected 0 to 3"),
+        (Layout(dp=0), "dp is 0; give a whole number of at least 1"),
+        (Layout(dp=8, micro_batch=0), "micro_batch is 0; give a whole number of at least 1"),
+        (Layout(dp=8, fsdp=7), "fsdp is 7; give a whole number from 0 to 3"),
         (Layout(dp=8, recompute="most"), "recompute is 'most', expected one of none, selective, full"),
-        (Layout(dp=8, recompute_layers=-1), "recompute_layers is -1, expected 0 to"),
-        (Layout(dp=8, offload_layers=99), "offload_layers is 99, expected 0 to the model's 32 layers"),
-        (Layout(pp=2, dp=4, layers_per_stage=(33, -1)), "must be 2 numbers of at least 1 that sum to 32"),
+        (
+            Layout(dp=8, recompute_layers=-1),
+            r"recompute_layers \(of a model of 32 layers\) is -1; give a whole number from 0 to 32",
+        ),
+        (Layout(dp=8, offload_layers=99), r"offload_layers \(of a model of 32 layers\) is 99"),
+        (Layout(pp=2, dp=4, layers_per_stage=(32, 0)), "must be 2 numbers of at least 1 that sum to 32"),
         (Layout(pp=2, dp=4, recompute_per_stage=(3,)), "must be 2 numbers each"),
         (Layout(pp=2, dp=4, schedule="zb-v"), "chunks is 1, but zb-v has 2 per stage"),
         (Layout(pp=2, dp=4, chunks=3), "chunks is 3, but 1f1b has 1 per stage"),
@@ -195,7 +198,7 @@ def test_plan_file_mistakes(tmp_path):
     with pytest.raises(LockstepError, match="expected `plan: 1`"):
         load_plan(file)
     file.write_text("plan: 1\nlayout: {}")
-    with pytest.raises(LockstepError, match="incomplete"):
+    with pytest.raises(LockstepError, match="model is None, expected a mapping"):
         load_plan(file)
     file.write_bytes(b"\x8a\xff")
     with pytest.raises(LockstepError, match="cannot be read as YAML"):
@@ -206,7 +209,7 @@ def test_plan_file_mistakes(tmp_path):
     ("section", "key", "value", "message"),
     [
         ("layout", "dp", "two", r"layout\.dp is 'two': Input should be a valid integer"),
-        ("layout", "micro_batch", 0, r"layout\.micro_batch is 0, expected at least 1"),
+        ("layout", "micro_batch", 0, r"micro_batch is 0; give a whole number of at least 1"),
         ("layout", "dq", 2, "layout has an unknown key 'dq'"),
         ("layout", "schedule", "1f2b", "unknown schedule '1f2b'"),
         ("layout", "tp", 3, "tp 3 does not divide the 64 attention heads"),

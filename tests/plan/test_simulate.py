@@ -122,7 +122,7 @@ def test_wrong_times():
     table = schedule("1f1b", 2, 2)
     with pytest.raises(ScheduleError, match=r"times\.b has 3 rows.*2 numbers"):
         simulate(table, StageTimes(1, [1, 2, 3], 1))
-    with pytest.raises(ScheduleError, match="not negative"):
+    with pytest.raises(ScheduleError, match="give a finite number of at least 0"):
         simulate(table, StageTimes(-1, 1, 1))
     with pytest.raises(ScheduleError, match="comm is -1"):
         simulate(table, StageTimes(1, 1, 1), -1)

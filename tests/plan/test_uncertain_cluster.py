@@ -28,5 +28,5 @@ def test_calibration_reaches_a_machine_four_times_as_slow():
 def test_it_must_be_a_positive_number(tmp_path):
     text = (Path(lockstep.plan.__file__).parent / "clusters" / "H100.yaml").read_text()
     (tmp_path / "mine.yaml").write_text(text + "uncertainty: -1\n")
-    with pytest.raises(LockstepError, match="uncertainty is -1; it must be a positive number"):
+    with pytest.raises(LockstepError, match="uncertainty is -1; give a finite number above 0"):
         load_cluster(f"2x{tmp_path}/mine.yaml")

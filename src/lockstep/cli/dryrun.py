@@ -11,6 +11,7 @@ from lockstep.cli.imports import heavy_imports
 from lockstep.config import load_config
 from lockstep.config.compile import Level
 from lockstep.errors import LockstepError, NotRunError
+from lockstep.plan.planfile import load_plan
 
 
 def dryrun(
@@ -24,14 +25,19 @@ def dryrun(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Go through a training step on the meta device: memory, its peak, FLOPs and bytes per operator."""
+    if plan is not None:
+        if what is not None:
+            raise LockstepError(f"dryrun {what} --plan {plan}: the plan says which model; leave out {what}")
+        load_plan(plan)
+    file = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
+    config = load_config(file, set_ or [])  # mistakes are told before torch is there
     with heavy_imports():
+        from lockstep.plan import rank_memory
         from lockstep.train.closed_form import closed_form, of_config, of_plan
         from lockstep.train.dryrun import dry_run, model_config, plan_config
         from lockstep.train.dryrun_report import dry_run_json, dry_run_text
         from lockstep.train.level_report import level_reports, levels_text
     if plan is not None:
-        if what is not None:
-            raise LockstepError(f"dryrun {what} --plan {plan}: the plan says which model; leave out {what}")
         try:
             config, shape = plan_config(plan, set_ or [])
             found = dry_run(config, shape, rank)
@@ -39,8 +45,6 @@ def dryrun(
             typer.echo(closed_form(why, of_plan(plan), rank, as_json))
             return
     else:
-        file = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
-        config = load_config(file, set_ or [])
         shape = model_config(config.model if file is not None or what is None else what, config)
         try:
             found = dry_run(config, shape, rank)
@@ -53,4 +57,5 @@ def dryrun(
     if as_json:
         typer.echo(dry_run_json(found, levels))
     else:
-        typer.echo("\n".join([dry_run_text(found), *([levels_text(levels)] if levels else [])]))
+        expected = None if plan is None else rank_memory(*of_plan(plan), rank).peak
+        typer.echo("\n".join([dry_run_text(found, expected), *([levels_text(levels)] if levels else [])]))

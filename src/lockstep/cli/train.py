@@ -12,6 +12,7 @@ from lockstep.cli.imports import heavy_imports
 from lockstep.config import Config, load_config, save_config
 from lockstep.parallel.launch import is_rank, launch
 from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.rules import check_run
 
 if TYPE_CHECKING:
     from lockstep.parallel.collectives import Mesh
@@ -53,7 +54,9 @@ def train(
     overrides += ["compile.explain=true"] if explain else []
     config = _configuration(file, overrides, out, resume, resume_from)
     if plan is not None:
-        config = _planned(config, plan)
+        from lockstep.train.planned import planned
+
+        config = planned(config, plan)
     shape = MeshShape.of(config.parallel)
     if is_rank():
         with heavy_imports():
@@ -62,6 +65,7 @@ def train(
         with joined(shape) as mesh:
             _run(config, resume, resume_from, allow_changes, mesh)
         return 0
+    check_run(config)
     if shape.size > 1:
         return _launch(config, shape, resume, resume_from, allow_changes)
     _run(config, resume, resume_from, allow_changes, None)
@@ -105,13 +109,6 @@ def _launch(config: Config, shape: MeshShape, resume: bool, resume_from: Path | 
         ]
         command += [] if resume_from is None else ["--resume-from", str(resume_from)]
         return launch(command, shape)
-
-
-def _planned(config: Config, file: Path) -> Config:
-    """The configuration with a plan's layout and batch in place of its own."""
-    with heavy_imports():
-        from lockstep.train.planned import planned
-    return planned(config, file)
 
 
 def _configuration(

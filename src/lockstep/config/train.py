@@ -86,9 +86,9 @@ class TrainConfig(Section):
     """The run's directory: checkpoints, metrics, token cache, export."""
     steps: int = Field(default=300, gt=0)
     """Optimizer steps in the whole run."""
-    micro_batch: int = Field(default=4, gt=0)
+    micro_batch: int = Field(default=4, gt=0, le=1 << 20)
     """Sequences in a canonical micro-batch: one forward and backward pass."""
-    micro_batches: int = Field(default=2, gt=0)
+    micro_batches: int = Field(default=2, gt=0, le=1 << 20)
     """Micro-batches in a global batch. Their float32 gradients are added by a fixed binary tree."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The compute dtype; master weights, gradients' sums and the optimizer's moments are float32."""

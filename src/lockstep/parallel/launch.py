@@ -23,6 +23,9 @@ MEETING = "LOCKSTEP_MEETING"
 _GRACE = 10.0
 """Seconds that ranks have to end by themselves when another has."""
 
+_FEW, _PER_CORE = 16, 4
+"""So many processes, or so many for each core, are started on one machine, and no more."""
+
 Rank = subprocess.Popen[bytes]
 
 
@@ -37,6 +40,12 @@ def launch(command: Sequence[str], shape: MeshShape, module: str = "lockstep") -
     The first rank has this terminal. A signal to stop goes to every rank once; after a second one those that hang are
     killed. Raises LockstepError, after ending the others, where one was killed or failed by itself.
     """
+    cores = os.cpu_count() or 1
+    if shape.size > max(_FEW, _PER_CORE * cores):
+        raise LockstepError(
+            f"parallel asks for {shape.describe()} = {shape.size} processes, and this machine has {cores} cores: start "
+            "them on the machines that they are for, with torchrun (docs/parallel.md)"
+        )
     with tempfile.TemporaryDirectory(prefix="lockstep-ranks-") as logs:
         ranks = [_start([module, *command], rank, shape.size, Path(logs)) for rank in range(shape.size)]
         try:

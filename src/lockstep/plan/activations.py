@@ -7,6 +7,7 @@ the same terms, counted one by one, give gated MLPs, grouped heads, flash attent
 from __future__ import annotations
 
 from lockstep.errors import LockstepError
+from lockstep.given import whole
 from lockstep.plan.layout import RECOMPUTE, Recompute
 
 
@@ -31,6 +32,9 @@ def activation_bytes(
     """
     if recompute not in RECOMPUTE:
         raise LockstepError(f"recompute {recompute!r}: expected one of {', '.join(RECOMPUTE)}.")
+    sizes = {"hidden": hidden, "heads": heads, "seq": seq, "micro_batch": micro_batch, "layers": layers}
+    for name, value in (sizes | {"tp": tp, "pp": pp, "chunks": chunks}).items():
+        whole(value, f"activation_bytes: {name}")
     unit = float(seq) * micro_batch * hidden
     if recompute == "full":
         per_layer = 2.0 * unit

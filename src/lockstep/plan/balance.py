@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance
 from lockstep.parallel.schedules import StageTimes
 from lockstep.plan.balance_exact import ExactBalance
 from lockstep.plan.balance_problem import BalanceProblem, Keep, Layers
@@ -110,7 +111,7 @@ class Balance:
 def balance(problem: BalanceProblem | Mapping[str, Any]) -> Balance:
     """The best balance. Raises :class:`LockstepError` that says by how many GB it does not fit, and what would fit."""
     if not isinstance(problem, BalanceProblem):
-        problem = BalanceProblem.from_dict(problem)
+        problem = BalanceProblem.from_dict(instance(problem, Mapping, "balance: problem"))
     found = _solve(problem)
     if found is None:
         raise LockstepError(_why_not(problem))

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance, number, whole
 from lockstep.parallel.schedules import Table, schedule
 
 
@@ -70,10 +71,9 @@ class BalanceProblem:
     min_layers: int = 1
 
     def __post_init__(self) -> None:
-        if not self.layers or any(run.count < 1 or not run.keeps for run in self.layers):
-            raise LockstepError(
-                "balance: every entry of layers needs a count of at least 1 and at least one way to keep."
-            )
+        _check(self)
+        if not self.layers or not all(run.keeps for run in self.layers):
+            raise LockstepError("balance: layers needs an entry, and every entry at least one way to keep.")
         most = self.depth // max(1, self.min_layers * self.chunks)
         if self.stages > most:
             raise LockstepError(
@@ -110,21 +110,52 @@ class BalanceProblem:
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> BalanceProblem:
         """Reads the form of ``tests/oracles/balance_golden.json``: one kind of layer, memory in MB (1e6 bytes)."""
-        body = data["body"]
-        keeps = [Keep("none", body["forward"], body["backward"], body["activation_mb"] * 1e6)]
-        if "backward_full_recompute" in body:
-            held = body["activation_full_recompute_mb"] * 1e6
-            keeps.append(Keep("full", body["forward"], body["backward_full_recompute"], held))
-        return BalanceProblem(
-            stages=data["stages"],
-            micro_batches=data["micro_batches"],
-            layers=(Layers("body", body["layers"], body["parameters_mb"] * 1e6, tuple(keeps)),),
-            memory_limit=data["memory_limit_mb"] * 1e6,
-            head=End(data["head"]["time"], data["head"]["memory_mb"] * 1e6),
-            tail=End(data["tail"]["time"], data["tail"]["memory_mb"] * 1e6),
-            schedule=data.get("schedule", "1f1b"),
-            chunks=data.get("chunks", 1),
-        )
+        try:
+            body = data["body"]
+            keeps = [Keep("none", body["forward"], body["backward"], _bytes(body, "activation_mb"))]
+            if "backward_full_recompute" in body:
+                held = _bytes(body, "activation_full_recompute_mb")
+                keeps.append(Keep("full", body["forward"], body["backward_full_recompute"], held))
+            return BalanceProblem(
+                stages=data["stages"],
+                micro_batches=data["micro_batches"],
+                layers=(Layers("body", body["layers"], _bytes(body, "parameters_mb"), tuple(keeps)),),
+                memory_limit=_bytes(data, "memory_limit_mb"),
+                head=End(data["head"]["time"], _bytes(data["head"], "memory_mb")),
+                tail=End(data["tail"]["time"], _bytes(data["tail"], "memory_mb")),
+                schedule=data.get("schedule", "1f1b"),
+                chunks=data.get("chunks", 1),
+            )
+        except KeyError as error:
+            raise LockstepError(
+                f"balance: the problem has no {error}; tests/oracles/balance_golden.json has all."
+            ) from error
+        except TypeError as error:
+            raise LockstepError(f"balance: the problem is no mapping with body, head and tail: {error}.") from error
+
+
+def _bytes(data: Mapping[str, Any], key: str) -> float:
+    """Of a number in MB."""
+    return number(data[key], f"balance: {key}") * 1e6
+
+
+def _check(problem: BalanceProblem) -> None:
+    """Raise LockstepError for a number that is none, or a part of another type."""
+    for name in ("stages", "micro_batches", "chunks", "min_layers"):
+        whole(getattr(problem, name), f"balance: {name}", least=0 if name == "min_layers" else 1)
+    number(problem.memory_limit, "balance: memory_limit", above=True)
+    for name in ("head", "tail"):
+        end = instance(getattr(problem, name), End, f"balance: {name}")
+        number(end.time, f"balance: {name}.time")
+        number(end.memory, f"balance: {name}.memory")
+    for run in instance(problem.layers, tuple, "balance: layers"):
+        instance(run, Layers, "balance: an entry of layers")
+        whole(run.count, f"balance: count of {run.name}")
+        number(run.parameters, f"balance: parameters of {run.name}")
+        for keep in instance(run.keeps, tuple, f"balance: keeps of {run.name}"):
+            instance(keep, Keep, f"balance: a way to keep {run.name}")
+            for name in ("forward", "backward", "activation", "weight"):
+                number(getattr(keep, name), f"balance: {name} of {run.name}, {keep.name}")
 
 
 def _halved(keep: Keep) -> Keep:

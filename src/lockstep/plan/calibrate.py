@@ -6,9 +6,8 @@ layer time, shrunk towards 1. A shape that was not measured is predicted from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep.errors import LockstepError
-from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.given import number, whole
+from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
 from lockstep.plan.columns import Column, Columns, join, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
@@ -44,21 +44,21 @@ class Measured:
     step_s: float
 
 
-def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: Cluster | None = None) -> Coefficients:
+def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: str | Cluster | None = None) -> Coefficients:
     """Coefficients under which the planner reproduces measured steps.
 
     ``rows``: ``Measured`` values or mappings as ``measured_row`` takes them. ``cluster``: what they ran on
     (default: A100-80). Raises LockstepError without rows or for a time that is not positive.
     """
+    if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
+        raise LockstepError(f"calibrate: rows is {rows!r:.60}; give a list of measured steps.")
     measured = [row if isinstance(row, Measured) else measured_row(row) for row in rows]
     if not measured:
         raise LockstepError("calibrate: no measured steps given: it needs at least one row with step_s.")
     for i, row in enumerate(measured):
-        if not 0 < row.step_s < inf:
-            raise LockstepError(
-                f"calibrate: row {i} has step_s {row.step_s}: a measured time must be positive and finite."
-            )
-    place = cluster or load_cluster("8xA100-80")
+        number(row.step_s, f"calibrate: step_s of row {i}, a measured time,", above=True)
+        check_layout(row.layout, model_shape(row.model), row.batch, row.layout.devices)
+    place = cluster_of("8xA100-80" if cluster is None else cluster)
     return fit(measured_columns(measured), np.array([row.step_s for row in measured]), place)
 
 
@@ -76,7 +76,7 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
             return _flat_row(row)
         Layout(**row["layout"])  # refuses an unknown key
         layout = TypeAdapter(Layout).validate_python(row["layout"])
-        batch, shape = Batch(int(row["sequences"]), int(row["seq"])), model_shape(row["model"])
+        batch, shape = Batch(*(_whole(row, name) for name in ("sequences", "seq"))), model_shape(row["model"])
         check_layout(layout, shape, batch, layout.devices)
         return Measured(shape, layout, batch, float(row["step_s"]))
     except ValidationError as error:
@@ -91,18 +91,27 @@ def measured_row(row: Mapping[str, Any]) -> Measured:
 
 def _flat_row(row: Mapping[str, Any]) -> Measured:
     """1F1B, full recomputation, nothing sharded, no overlap: how those tables were measured."""
-    whole = {name: int(float(row[name])) for name in _FLAT}
-    shape = megatron_gpt(whole["layers"], whole["hidden"], whole["heads"], whole["seq"])
+    given = {name: _whole(row, name) for name in _FLAT}
+    shape = megatron_gpt(given["layers"], given["hidden"], given["heads"], given["seq"])
     layout = Layout(
-        pp=whole["pp"],
-        dp=whole["dp"],
-        tp=whole["tp"],
-        micro_batch=whole["micro_batch"],
+        pp=given["pp"],
+        dp=given["dp"],
+        tp=given["tp"],
+        micro_batch=given["micro_batch"],
         recompute="full",
         sequence_parallel=False,
         overlap=False,
     )
-    return Measured(shape, layout, Batch(whole["global_batch"], whole["seq"]), float(row["iteration_ms"]) / 1e3)
+    batch = Batch(given["global_batch"], given["seq"])
+    check_layout(layout, shape, batch, layout.devices)
+    return Measured(shape, layout, batch, float(row["iteration_ms"]) / 1e3)
+
+
+def _whole(row: Mapping[str, Any], name: str) -> int:
+    """A whole number, which a table read from CSV has as text."""
+    value = row[name]
+    read = float(value) if isinstance(value, str) else value
+    return whole(int(read) if isinstance(read, float) and read.is_integer() else value, f"calibrate: {name}")
 
 
 def load_measured(path: str | Path) -> list[Measured]:

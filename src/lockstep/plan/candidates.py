@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
+from lockstep.given import instance
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
 from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
@@ -57,7 +58,7 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
 def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) -> dict[str, Any]:
     """The pins with their types, or a LockstepError that says what is wrong and what to change."""
     fixed: dict[str, Any] = {}
-    for key, value in pins.items():
+    for key, value in instance(pins, Mapping, "pins").items():
         if key not in PINNABLE:
             near = get_close_matches(key, PINNABLE, n=1, cutoff=0.0)[0]
             raise LockstepError(f"pin {key!r} is unknown: the nearest is {near!r}; known are {', '.join(PINNABLE)}.")

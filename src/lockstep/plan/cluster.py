@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance, number, whole
 from lockstep.plan.yaml_file import read_yaml
 
 _LIBRARY = Path(__file__).with_name("clusters")
@@ -94,6 +95,13 @@ class Cluster:
         return self.levels[0].size
 
 
+def cluster_of(given: str | Path | Cluster) -> Cluster:
+    """A cluster as a caller gave it: itself, or what `load_cluster` takes."""
+    if isinstance(given, (Cluster, str, Path)):
+        return given if isinstance(given, Cluster) else load_cluster(given)
+    raise LockstepError(f"cluster is {given!r:.60}; give a text such as 8xH100, a YAML file, or a Cluster.")
+
+
 def load_cluster(given: str | Path) -> Cluster:
     """A cluster from ``64xH100``, ``64xpath/to/mine.yaml`` or a YAML file that states ``devices``.
 
@@ -111,7 +119,7 @@ def load_cluster(given: str | Path) -> Cluster:
     devices = count if count is not None else description.get("devices")
     if devices is None:
         raise LockstepError(f"cluster {str(given)!r} does not say how many devices: write for example 8x{kind}.")
-    return _build(description, int(devices), kind)
+    return _build(description, whole(devices, f"cluster {str(given)!r}: devices", most=_MOST_DEVICES), kind)
 
 
 def cluster_names() -> list[str]:
@@ -169,15 +177,26 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
             f"cluster description {kind!r} is incomplete or has an unknown key: {error}. "
             "A packaged file of plan/clusters shows every key."
         ) from error
-    numbers = {"memory_gb": device.memory_gb, "memory_gb_s": device.memory_gb_s, "cores": device.cores}
-    numbers |= {f"matrix_tflops {name}": rate for name, rate in device.matrix_tflops.items()}
-    numbers["uncertainty"] = description.get("uncertainty", 1.0)
-    numbers |= {f"gb_s of level {level.name}": level.gb_s for level in levels}
-    for name, value in numbers.items():
-        if not isinstance(value, (int, float)) or not value > 0:
-            raise LockstepError(f"cluster description {kind!r}: {name} is {value!r}; it must be a positive number.")
+    where = f"cluster description {kind!r}"
+    _check_device(device, where)
+    number(description.get("uncertainty", 1.0), f"{where}: uncertainty", above=True)
+    for level in levels:
+        whole(level.size, f"{where}: size of level {level.name}")
+        number(level.gb_s, f"{where}: gb_s of level {level.name}", above=True)
+        for name in ("latency_us", "hop_us"):
+            number(getattr(level, name), f"{where}: {name} of level {level.name}")
     if not levels or any(b.size < a.size for a, b in pairwise(levels)):
-        raise LockstepError(f"cluster description {kind!r}: levels must be listed from the inside out, sizes growing.")
+        raise LockstepError(f"{where}: levels must be listed from the inside out, sizes growing.")
     sources = tuple(str(source) for source in description.get("sources", []))
     uncertainty = float(description.get("uncertainty", 1.0))
     return Cluster(f"{devices}x{device.name}", devices, device, levels, sources, uncertainty)
+
+
+def _check_device(device: Device, where: str) -> None:
+    """Raise LockstepError for a number that no device has."""
+    for name, rate in instance(device.matrix_tflops, dict, f"{where}: matrix_tflops").items():
+        number(rate, f"{where}: matrix_tflops {name}", above=True)
+    for name in ("memory_gb", "memory_gb_s", "cores", "matrix_efficiency", "memory_efficiency", "host_gb_s"):
+        number(getattr(device, name), f"{where}: {name}", above=True)
+    for name in ("half_k", "launch_us", "host_memory_gb"):
+        number(getattr(device, name), f"{where}: {name}")

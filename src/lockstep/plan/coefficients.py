@@ -10,6 +10,7 @@ import numpy as np
 import yaml
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance, number
 from lockstep.plan.columns import Column, Columns
 
 Key = tuple[int, ...]
@@ -101,6 +102,16 @@ def layer_keys(rows: Columns) -> list[Key]:
         rows.tp, rows.cp, rows.ep, rows.recompute, rows.recompute_layers,
     )  # fmt: skip
     return [tuple(int(value) for value in row) for row in zip(*parts, strict=True)]
+
+
+def checked(factors: Coefficients | None) -> Coefficients:
+    """Coefficients that a caller gave (None: as described). Raises LockstepError for factors that are none."""
+    found = Coefficients() if factors is None else instance(factors, Coefficients, "coefficients")
+    for name in FITTED:
+        number(getattr(found, name), f"coefficients: {name}", above=True)
+    for key, value in instance(found.layer, Mapping, "coefficients: layer").items():
+        number(value, f"coefficients: layer {key}", above=True)
+    return found
 
 
 def save_coefficients(factors: Coefficients, path: str | Path) -> None:

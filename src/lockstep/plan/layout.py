@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
+from lockstep.given import instance, whole
 from lockstep.plan.shape import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
@@ -19,6 +20,9 @@ TWO_CHUNKS = ("zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose devices hold two chunks in V placement."""
 SPLIT = ("zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v")
 """Schedules whose backward is split: weight gradients are made in steps of their own."""
+
+MOST_TOKENS = 1 << 40
+"""Of a step: what the planner counts up to."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,6 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
             (layout.dp * layout.cp) % layout.ep,
             f"ep {layout.ep} does not divide dp x cp = {layout.dp * layout.cp}",
         ),
-        (layout.schedule not in SCHEDULES, f"unknown schedule {layout.schedule!r}: known are {', '.join(SCHEDULES)}"),
         (
             layout.layers_per_stage
             and (
@@ -162,23 +165,27 @@ _LEAST = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "chunks", "bucket_mb")
 
 
 def _check_numbers(layout: Layout, shape: ModelShape, batch: Batch) -> None:
-    """Raise LockstepError for a field that is out of range by itself."""
+    """Raise LockstepError for a field that is out of range by itself, or of another type."""
+    instance(layout, Layout, "layout")
+    instance(batch, Batch, "batch")
     for name in _LEAST:
-        if getattr(layout, name) < 1:
-            raise LockstepError(f"layout: {name} is {getattr(layout, name)}, expected at least 1.")
-    if batch.sequences < 1 or batch.seq < 1:
-        raise LockstepError(f"a batch of {batch.sequences} sequences of {batch.seq} tokens: expected at least 1 of 1.")
+        whole(getattr(layout, name), f"layout: {name}")
+    for name in ("sequences", "seq"):
+        whole(getattr(batch, name), f"batch: {name}", most=MOST_TOKENS)
+    if layout.schedule not in SCHEDULES:
+        raise LockstepError(f"layout: unknown schedule {layout.schedule!r:.60}: known are {', '.join(SCHEDULES)}.")
+    for name in ("sequence_parallel", "overlap"):
+        instance(getattr(layout, name), bool, f"layout: {name}")
     chunks = 2 if layout.schedule in TWO_CHUNKS else 1
-    if layout.pp > 1 and layout.schedule in SCHEDULES and layout.schedule != "interleaved" and layout.chunks != chunks:
+    if layout.pp > 1 and layout.schedule != "interleaved" and layout.chunks != chunks:
         raise LockstepError(
             f"layout: chunks is {layout.chunks}, but {layout.schedule} has {chunks} per stage: set chunks to {chunks}."
         )
-    if not 0 <= layout.fsdp <= 3:
-        raise LockstepError(f"layout: fsdp is {layout.fsdp}, expected 0 to 3.")
+    whole(layout.fsdp, "layout: fsdp", least=0, most=3)
     if layout.recompute not in RECOMPUTE:
         raise LockstepError(f"layout: recompute is {layout.recompute!r}, expected one of {', '.join(RECOMPUTE)}.")
-    for name in ("recompute_layers", "offload_layers", "recompute_per_stage", "offload_per_stage"):
-        value = getattr(layout, name)
-        counts = value if isinstance(value, tuple) else (value,)
-        if any(not 0 <= count <= shape.layers for count in counts):
-            raise LockstepError(f"layout: {name} is {value}, expected 0 to the model's {shape.layers} layers.")
+    lists = {name: instance(getattr(layout, name), tuple, f"layout: {name}") for name in PER_STAGE}
+    singles = {name: (getattr(layout, name),) for name in ("recompute_layers", "offload_layers")}
+    for name, counts in (singles | lists).items():
+        for count in counts:
+            whole(count, f"layout: {name} (of a model of {shape.layers} layers)", least=0, most=shape.layers)

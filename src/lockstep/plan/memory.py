@@ -23,6 +23,11 @@ _CHUNK = 2**23
 """Logits that a chunked loss holds at a time (``ops.cross_entropy``)."""
 
 
+def process_bytes(tensors: float) -> float:
+    """What a process of this system takes beyond its tensors: the allocator's losses and the runtime."""
+    return tensors * (1 + MARGIN) + _RUNTIME_GB * 1e9
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes on the fullest rank, shape ``[rows]`` each; ``total`` is their sum."""

@@ -29,6 +29,8 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
         return given
     if isinstance(given, Mapping):
         return _explicit(given)
+    if not isinstance(given, (str, Path)):
+        raise LockstepError(f"model is {given!r:.60}; give a name, a config.json, sizes by name, or a ModelShape.")
     path = Path(given)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".json":

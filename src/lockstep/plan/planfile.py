@@ -10,6 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.predict import Prediction
 from lockstep.plan.shape import ModelShape
@@ -50,57 +51,62 @@ class Plan:
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Read ``plan.yaml``. Raises LockstepError if it is no plan of this version or was altered by an unknown key."""
+    """Read ``plan.yaml``. Raises LockstepError for what is no plan of this version, or one that was changed by hand
+    into what cannot be: an unknown key, a wrong type, a layout that suits neither model, batch nor cluster."""
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise LockstepError(
             f"plan file {path} does not exist: `lockstep plan MODEL --cluster ...` writes one."
         ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError) as error:
         raise LockstepError(f"plan file {path} cannot be read as YAML: {error}") from error
     if not isinstance(content, dict) or content.get("plan") != _VERSION:
         raise LockstepError(f"plan file {path}: expected `plan: {_VERSION}` in it; write it anew with `lockstep plan`.")
     try:
-        model, layout, batch = (_section(kind, key, content, path) for key, kind in _SECTIONS.items())
-        check_layout(layout, model, batch, layout.devices)
-        if not isinstance(predicted := content["predicted"], dict):
-            raise LockstepError(f"plan file {path}: predicted is {predicted!r}, expected a mapping. Write it anew.")
-        return Plan(model, str(content["cluster"]), batch, layout, Prediction(**predicted))
-    except (KeyError, TypeError) as error:
-        raise LockstepError(f"plan file {path} is incomplete or has an unknown key: {error}. Write it anew.") from error
+        return _plan(content)
+    except LockstepError as error:
+        raise LockstepError(f"plan file {path}: {error}") from error
 
 
-_AT_LEAST_ONE = (
-    "pp", "dp", "cp", "tp", "ep", "micro_batch", "bucket_mb", "chunks", "sequences", "seq", "layers", "heads", "hidden"
-)  # fmt: skip
-_SECTIONS: dict[str, Any] = {"model": ModelShape, "layout": Layout, "batch": Batch}
+def _plan(content: dict[str, Any]) -> Plan:
+    model, layout, batch, predicted = (_section(kind, key, content) for key, kind in _SECTIONS.items())
+    check_layout(layout, model, batch, layout.devices)
+    cluster = instance(content.get("cluster"), str, "cluster")
+    count = cluster.partition("x")[0]
+    if count.isdecimal() and int(count) != layout.devices:
+        raise LockstepError(
+            f"the layout takes {layout.devices} devices, and cluster is {cluster!r}: a plan is for as many as its "
+            "cluster has. Write it anew with `lockstep plan`."
+        )
+    return Plan(model, cluster, batch, layout, predicted)
 
 
-def _section(kind: Any, key: str, content: dict[str, Any], path: str | Path) -> Any:
+_SECTIONS: dict[str, Any] = {"model": ModelShape, "layout": Layout, "batch": Batch, "predicted": Prediction}
+
+
+def _section(kind: Any, key: str, content: dict[str, Any]) -> Any:
     """A part of the file as a value, every field of its type: a file may have been changed by hand."""
-    given = content[key]
+    given = content.get(key)
     if not isinstance(given, dict):
-        raise LockstepError(f"plan file {path}: {key} is {given!r}, expected a mapping. Write it anew.")
+        raise LockstepError(f"{key} is {given!r:.60}, expected a mapping. Write it anew.")
     unknown = [name for name in given if name not in {field.name for field in fields(kind)}]
     if unknown:
-        raise LockstepError(f"plan file {path}: {key} has an unknown key {unknown[0]!r}. Write it anew.")
+        raise LockstepError(f"{key} has an unknown key {unknown[0]!r}. Write it anew.")
     try:
-        value = TypeAdapter(kind).validate_python(given)
+        return TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, (key, *first["loc"])))
         raise LockstepError(
-            f"plan file {path}: {name} is {first['input']!r}: {first['msg']}. Change it, or write the plan anew."
+            f"{name} is {first['input']!r:.60}: {first['msg']}. Change it, or write the plan anew."
         ) from error
-    for name in _AT_LEAST_ONE:
-        if getattr(value, name, 1) < 1:
-            raise LockstepError(f"plan file {path}: {key}.{name} is {getattr(value, name)}, expected at least 1.")
-    return value
 
 
 def check_model(plan: Plan, shape: ModelShape) -> None:
     """Raise LockstepError if the plan was made for another model, saying what differs."""
+    instance(plan, Plan, "check_model: plan")
+    instance(shape, ModelShape, "check_model: shape")
     differs = [
         f"{field.name} {getattr(plan.model, field.name)} in the plan, {getattr(shape, field.name)} in the model"
         for field in fields(ModelShape)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.plan.cluster import Cluster, load_cluster
-from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.cluster import Cluster, cluster_of
+from lockstep.plan.coefficients import Coefficients, checked
 from lockstep.plan.columns import Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import PARTS, Memory, memory
@@ -56,11 +56,10 @@ def predict(
     ``coefficients``: from ``calibrate`` (default: as the cluster is described). Raises LockstepError if the layout
     does not suit the model, the batch or the number of devices; one that exceeds the memory has ``fits=False``.
     """
-    shape = model_shape(model)
-    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    shape, place, factors = model_shape(model), cluster_of(cluster), checked(coefficients)
     check_layout(layout, shape, batch, place.devices)
     check_dtype(place, dtype)
-    return layout_prediction(shape, layout, place, batch, coefficients or Coefficients(), dtype)
+    return layout_prediction(shape, layout, place, batch, factors, dtype)
 
 
 def layout_prediction(
@@ -77,9 +76,9 @@ def layout_prediction(
 
 def check_dtype(cluster: Cluster, dtype: str) -> None:
     """Raise LockstepError if the device has no matrix rate for the dtype."""
-    if dtype not in cluster.device.matrix_tflops:
+    if not isinstance(dtype, str) or dtype not in cluster.device.matrix_tflops:
         known = ", ".join(cluster.device.matrix_tflops)
-        raise LockstepError(f"dtype {dtype!r}: {cluster.device.name} is described for {known}; choose one of them.")
+        raise LockstepError(f"dtype {dtype!r:.60}: {cluster.device.name} is described for {known}; choose one of them.")
 
 
 def prediction(

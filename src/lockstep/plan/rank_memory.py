@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance, whole
 from lockstep.parallel.schedules import Step, Table
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
@@ -87,8 +88,8 @@ def rank_memory(
     Raises LockstepError for a rank that the mesh does not have, or a layout that suits neither model nor batch.
     """
     shape = model_shape(model)
-    check_layout(layout, shape, batch, layout.devices)
-    if not 0 <= rank < layout.devices:
+    check_layout(layout, shape, batch, instance(layout, Layout, "layout").devices)
+    if whole(rank, "rank", least=0) >= layout.devices:
         raise LockstepError(f"rank {rank} is not in the mesh: {layout.describe()} has ranks 0 to {layout.devices - 1}.")
     stage = rank // (layout.dp * layout.cp * layout.tp)
     rows = layout_columns(shape, [layout], batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction
 
@@ -13,7 +13,7 @@ _SMALL = 0.0005
 
 def report(plans: Sequence[Plan], cluster: str | Cluster) -> str:
     """The text that `lockstep plan` prints; ``plans`` as ``search`` returns them for ``cluster``, at least one."""
-    best, place = plans[0], cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    best, place = plans[0], cluster_of(cluster)
     room = place.device.capacity / 1e9
     lines = [
         f"{best.model.name}: {best.model.parameters / 1e9:.3g} B parameters on {best.cluster}, "

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.plan.candidates import Pins
-from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.per_stage import plan_simulation
 from lockstep.plan.planfile import Plan
@@ -31,7 +31,7 @@ def save_report(
     dtype: str = "bf16",
 ) -> None:
     """Write the report of ``search``'s plans to ``page`` and, if named, the best pipeline's trace for Perfetto."""
-    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    place = cluster_of(cluster)
     factors, best = coefficients or Coefficients(), plans[0]
     run = plan_simulation(best.model, best.layout, best.batch, place, factors, dtype)
     found = evaluate(best.model, place, best.batch, pins, factors, dtype)

@@ -11,13 +11,14 @@ import numpy as np
 
 from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
+from lockstep.given import whole
 from lockstep.plan.buckets import in_buckets
 from lockstep.plan.candidates import Pins, candidates
-from lockstep.plan.cluster import Cluster, load_cluster
-from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.cluster import Cluster, cluster_of
+from lockstep.plan.coefficients import Coefficients, checked
 from lockstep.plan.columns import Column, Columns, columns, layout_columns
 from lockstep.plan.infeasible import cannot_hold
-from lockstep.plan.layout import RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.planfile import Plan
@@ -28,7 +29,6 @@ from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
 
-_MOST_TOKENS = 1 << 40
 _FINALISTS = 100
 _BY_STAGE = 6
 """Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
@@ -53,11 +53,10 @@ def search(
     ``Layout``'s fields that must not change, such as ``{"tp": 8}``. Raises LockstepError when nothing factors, or when
     no layout fits in memory (with what would).
     """
-    shape = model_shape(model)
-    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+    shape, place, factors = model_shape(model), cluster_of(cluster), checked(coefficients)
     check_dtype(place, dtype)
     batch = make_batch(global_batch_tokens, seq)
-    factors = coefficients or Coefficients()
+    top = whole(top, "search: top")
     found = evaluate(shape, place, batch, pins, factors, dtype)
     fitting = found.memory <= place.device.capacity
     if not fitting.any():
@@ -68,7 +67,7 @@ def search(
     finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
     ranked = _refine(shape, finalists, place, batch, factors, dtype, pins or {})
     ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins or {})
-    plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in ranked[: max(1, top)]]
+    plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in ranked[:top]]
     return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
 
 
@@ -100,14 +99,14 @@ def evaluate(
 
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     """Whole sequences of a global batch given in tokens."""
-    if seq < 1:
-        raise LockstepError(f"seq is {seq}: a sequence has at least 1 token.")
+    seq = whole(seq, "seq: a sequence has at least 1 token, and it")
+    global_batch_tokens = whole(global_batch_tokens, "global_batch_tokens", least=0)
     if global_batch_tokens < seq:
         raise LockstepError(
             f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {seq}."
         )
-    if global_batch_tokens > _MOST_TOKENS:
-        raise LockstepError(f"global batch of {global_batch_tokens} tokens: the planner counts up to {_MOST_TOKENS:,}.")
+    if global_batch_tokens > MOST_TOKENS:
+        raise LockstepError(f"global batch of {global_batch_tokens} tokens: the planner counts up to {MOST_TOKENS:,}.")
     return Batch(global_batch_tokens // seq, seq)
 
 

@@ -7,7 +7,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from lockstep.given import instance, number, whole
 from lockstep.parallel.schedules import NAMES, ScheduleError, StageTimes, Step, Table, schedule
+from lockstep.parallel.schedules.named import check_size, per_device
 from lockstep.parallel.schedules.timing import Communication
 from lockstep.plan.list_schedule import SLACK, Rule, Shape, list_schedule
 from lockstep.plan.schedule_program import best_table
@@ -37,6 +39,7 @@ def search_schedule(
     shape = _shape(stages, micro_batches, times, comm, activation_cap, m_w, chunks)
     if metric not in ("max_span", "makespan"):
         raise ScheduleError(f"metric {metric!r} is unknown; use max_span or makespan.")
+    number(seconds, "search_schedule: seconds", error=ScheduleError)
 
     def cost(run: Simulation) -> float:
         return run.max_span if metric == "max_span" else run.makespan
@@ -63,11 +66,13 @@ def _shape(
     chunks: int,
 ) -> Shape:
     if chunks not in (1, 2):
-        raise ScheduleError(f"chunks is {chunks}; a schedule is searched for 1 chunk, or for 2 in the V placement.")
-    cap = stages if cap is None else cap
-    caps = [float(cap)] * stages if isinstance(cap, (int, float)) else [float(c) for c in cap]
-    if len(caps) != stages:
-        raise ScheduleError(f"activation_cap has {len(caps)} numbers; give one, or {stages} (one per device).")
+        raise ScheduleError(f"chunks is {chunks!r}; a schedule is searched for 1 chunk, or for 2 in the V placement.")
+    stages = whole(stages, "search_schedule: stages", error=ScheduleError)
+    micro_batches = whole(micro_batches, "search_schedule: micro_batches", error=ScheduleError)
+    check_size("search_schedule", stages, micro_batches, chunks)
+    instance(times, StageTimes, "search_schedule: times", error=ScheduleError)
+    number(m_w, "search_schedule: m_w", most=1.0, error=ScheduleError)
+    caps = per_device(stages if cap is None else cap, stages)
     return Shape(stages, micro_batches, chunks, "v" if chunks == 2 else "loop", times, comm, caps, m_w)
 
 

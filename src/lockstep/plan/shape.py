@@ -6,9 +6,14 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from lockstep.errors import LockstepError
+from lockstep.given import instance
 
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MEGATRON_VOCABULARY = 51200
+_VALUES: dict[str, tuple[str | int, ...]] = {
+    "attention": ("flash", "unfused"), "logits": ("chunked", "kept"), "states": ("masters", "mixed"),
+    "residual_bytes": (2, 4),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class ModelShape:
             value = getattr(self, field.name)
             if field.type == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise LockstepError(f"model {self.name}: {field.name} is {value!r}; it must be a whole number, or 0.")
+            if field.type == "bool":
+                instance(value, bool, f"model {self.name}: {field.name}")
+        for name, values in _VALUES.items():
+            if getattr(self, name) not in values:
+                said = ", ".join(map(str, values))
+                raise LockstepError(f"model {self.name}: {name} is {getattr(self, name)!r}; expected one of {said}.")
         if self.experts:
             self._check_experts()
         if self.kv_lora_rank:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.parallel.schedules.table import Step, Table
+from lockstep.given import instance
+from lockstep.parallel.schedules.table import ScheduleError, Step, Table
 from lockstep.parallel.schedules.times import PerStage, StageTimes, grid
 from lockstep.parallel.schedules.timing import Communication, durations, end_times, latencies
 
@@ -104,6 +105,8 @@ def simulate(
     everything); W frees that. A number counts a whole device, of which each chunk holds its share;
     ``[device][chunk]`` is of the chunk.
     """
+    instance(table, Table, "simulate: table", error=ScheduleError)
+    instance(times, StageTimes, "simulate: times", error=ScheduleError)
     took = durations(table, times)
     ends, lengths = np.array(end_times(table.program, took, latencies(table, comm))), np.array(took)
     rows = [np.array(row) for row in table.program.rows]
@@ -133,5 +136,5 @@ def _freed(step: Step, full: list[float], late: list[float]) -> float:
 
 
 def _memory(table: Table, value: PerStage, key: str) -> list[list[float]]:
-    share = value / table.chunks if isinstance(value, (int, float)) else value
+    share: PerStage = value / table.chunks if isinstance(value, (int, float)) else value
     return grid(share, table.stages, table.chunks, key)

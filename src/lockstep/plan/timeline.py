@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.given import instance, number, whole
 from lockstep.parallel.schedules import messages
 from lockstep.plan.simulate import Simulation
 from lockstep.plan.timeline_page import PAGE
@@ -19,6 +20,7 @@ def timeline_html(simulation: Simulation, title: str | None = None, unit: str = 
 
     It loads nothing from the network. ``unit``: of time, ``memory_unit``: of activations, for the labels.
     """
+    instance(simulation, Simulation, "timeline: simulation")
     title = title or simulation.table.name
     data = json.dumps(_page_data(simulation, unit), separators=(",", ":")).replace("</", "<\\/")
     page = PAGE.replace("@TITLE@", escape(title)).replace("@DATA@", data)
@@ -27,7 +29,8 @@ def timeline_html(simulation: Simulation, title: str | None = None, unit: str = 
 
 def timeline_text(simulation: Simulation, columns: int = 100) -> str:
     """A picture for a terminal: a line per device; F, B and W at work (a full backward is B), dots for idle time."""
-    step, lines = simulation.makespan / columns, []
+    instance(simulation, Simulation, "timeline: simulation")
+    step, lines = simulation.makespan / whole(columns, "timeline: columns", most=10_000), []
     for device, row in enumerate(simulation.table.rows):
         start, end = simulation.start[device], simulation.end[device]
         at = np.searchsorted(end, (np.arange(columns) + 0.5) * step, side="right")  # the step that ends next
@@ -53,7 +56,8 @@ def trace(simulation: Simulation, seconds_per_unit: float = 1e-3) -> dict[str, A
 
     ``seconds_per_unit``: of the simulation's times; the trace counts microseconds.
     """
-    scale = seconds_per_unit * 1e6
+    instance(simulation, Simulation, "timeline: simulation")
+    scale = number(seconds_per_unit, "timeline: seconds_per_unit", above=True) * 1e6
     events: list[dict[str, Any]] = []
     for device in range(simulation.table.stages):
         events.append(
@@ -81,8 +85,8 @@ def _steps(simulation: Simulation, device: int, scale: float) -> list[dict[str, 
 def _arrows(simulation: Simulation, scale: float) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     every = (message for channel in messages(simulation.table).values() for message in channel)
-    for number, m in enumerate(every):
-        name = {"name": "activation" if m.forward else "gradient", "cat": "message", "id": number, "tid": 0}
+    for count, m in enumerate(every):
+        name = {"name": "activation" if m.forward else "gradient", "cat": "message", "id": count, "tid": 0}
         # An arrow binds to the slice that encloses its time stamp, so it starts inside the sending step.
         sent = (simulation.start[m.sender][m.after] + simulation.end[m.sender][m.after]) / 2
         used = simulation.start[m.receiver][m.before]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lockstep.compile.passes import pipeline
 from lockstep.config import Config, ModelConfig
-from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, Tokenizer, load, random_decoder
 from lockstep.model.decoder import check_widths
@@ -25,6 +24,7 @@ from lockstep.model.lora import add_lora, has_lora, merge_lora, save_adapter
 from lockstep.ops import operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.partition import Partition
+from lockstep.parallel.rules import check_positions, with_segments
 from lockstep.train.changes import same_corpus
 from lockstep.train.checkpoint import Checkpoint
 from lockstep.train.data import Batch, Dataset, Report, Tokens, dataset, open_tokens, scan, tokenised, trained_tokenizer
@@ -117,10 +117,7 @@ def build(
     start = given if given is not None else _loaded(config, point)
     shape = start.config if start is not None else config.model
     assert isinstance(shape, ModelConfig)
-    if config.train.canonical_tp is not None:
-        shape = check(
-            ModelConfig, {**shape.model_dump(), "canonical_tp": config.train.canonical_tp}, "train.canonical_tp"
-        )
+    shape = with_segments(config, shape)
     _check_shape(config, shape)
     part = partition(config, shape, mesh)
     ops = operators(config.train.numerics)  # before the corpus is read: there may be no compiler
@@ -238,11 +235,7 @@ def _check_shape(config: Config, shape: ModelConfig) -> None:
     """What can be refused before the corpus is read."""
     new, how = isinstance(config.model, ModelConfig), config.compile
     pipeline(how.of_model, how.disable_pass, how.only_pass)
-    if config.data.seq_len > shape.max_positions:
-        raise LockstepError(
-            f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}: "
-            "lower data.seq_len" + (", or raise model.max_positions" if new else "")
-        )
+    check_positions(config, shape)
     if config.lora.rank and not config.lora.merge and new:
         raise LockstepError(
             "lora.merge: false writes adapters that name the model they belong to, and a new one has no name: "

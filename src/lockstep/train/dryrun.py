@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import Config, ModelConfig, load_config
-from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, load
 from lockstep.model.files import read_json
@@ -26,6 +25,7 @@ from lockstep.parallel.collectives import Mesh, Traffic
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
+from lockstep.parallel.rules import check_positions, leaves_of, with_segments
 from lockstep.parallel.transport import Pending
 from lockstep.plan.decoder_config import decoder_config
 from lockstep.plan.named_shape import model_shape
@@ -33,7 +33,7 @@ from lockstep.plan.planfile import load_plan
 from lockstep.plan.watch import OperatorCost, Peak, Watch
 from lockstep.train.data import Batch
 from lockstep.train.engine import Engine, OneProcess
-from lockstep.train.layout import leaves_of, partition
+from lockstep.train.layout import partition
 from lockstep.train.mesh_engine import OnMesh
 from lockstep.train.optimizer import AdamW
 from lockstep.train.planned import planned
@@ -112,9 +112,7 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
 
 def rank_of(config: Config, shape: ModelConfig, rank: int) -> tuple[Mesh, Partition | None, Decoder]:
     """A rank of a mesh of which nobody else is there, its part of the model, and its decoder on the meta device."""
-    if config.train.canonical_tp is not None:
-        tree = {**shape.model_dump(), "canonical_tp": config.train.canonical_tp}
-        shape = check(ModelConfig, tree, "train.canonical_tp")
+    shape = with_segments(config, shape)
     _check(config, shape, rank)
     asked = MeshShape.of(config.parallel)
     mesh = Mesh(asked, _Nobody(rank, asked.size))
@@ -236,15 +234,30 @@ def _operator_by_operator(config: Config) -> Config:
     return config.model_copy(update={"compile": config.compile.model_copy(update={"level": "O0"})})
 
 
+_MOST_MICRO_BATCHES = 1 << 12
+"""Of a rank: each is gone through, operator by operator."""
+_MOST_TOKENS = 1 << 26
+"""Of a step: tokens, targets and positions of all are made, 2 GB of them."""
+
+
 def _check(config: Config, shape: ModelConfig, rank: int) -> None:
-    size = MeshShape.of(config.parallel).size
+    parallel, train = config.parallel, config.train
+    size = MeshShape.of(parallel).size
     if not 0 <= rank < size:
         raise LockstepError(f"rank {rank} is not in the mesh: it has ranks 0 to {size - 1}")
-    if config.data.seq_len > shape.max_positions:
+    if (count := -(-train.micro_batches // parallel.dp)) > _MOST_MICRO_BATCHES:
         raise LockstepError(
-            f"data.seq_len {config.data.seq_len} is longer than the model's max_positions {shape.max_positions}: "
-            "lower data.seq_len or raise model.max_positions"
+            f"train.micro_batches is {train.micro_batches:,}, {count:,} for each of parallel.dp {parallel.dp} "
+            f"replicas: the dry-run goes through all of a rank's, at most {_MOST_MICRO_BATCHES:,}. Set fewer: the peak "
+            "grows only by one partial sum of gradients each time their number doubles"
         )
+    if (tokens := train.micro_batch * train.micro_batches * config.data.seq_len) > _MOST_TOKENS:
+        raise LockstepError(
+            f"train.micro_batch {train.micro_batch:,} x train.micro_batches {train.micro_batches:,} x data.seq_len "
+            f"{config.data.seq_len:,} = {tokens:,} tokens: the dry-run makes all of a step's, at most "
+            f"{_MOST_TOKENS:,}. Set fewer micro-batches"
+        )
+    check_positions(config, shape)
     if config.lora.rank:
         raise LockstepError("dryrun goes through training of all weights: set lora.rank to 0")
     if config.train.numerics == "fast":

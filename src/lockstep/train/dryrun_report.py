@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from lockstep.plan.memory import MARGIN, process_bytes
 from lockstep.plan.watch import OperatorCost
 from lockstep.train.dryrun import DryRun
 
@@ -12,8 +13,8 @@ _SMALL = 0.002
 """Operators below this share of both FLOPs and bytes are summed up in one line."""
 
 
-def dry_run_text(found: DryRun) -> str:
-    """What `lockstep dryrun` prints."""
+def dry_run_text(found: DryRun, planned: float | None = None) -> str:
+    """What `lockstep dryrun` prints. planned: bytes of the rank's process by the closed form of plans."""
     where = f"rank {found.rank} of {found.mesh.describe()}: " if found.mesh.size > 1 else ""
     lines = [
         f"{where}{found.parameters / 1e9:.4g} B parameters; a step of {found.micro_batches} micro-batches "
@@ -21,6 +22,9 @@ def dry_run_text(found: DryRun) -> str:
         f"before the step  weights {size(found.weights)}, optimizer {size(found.optimizer)}",
         f"peak             {size(found.peak.bytes)}, in the {found.peak.where} ({found.peak.operator})",
         f"                 {shares(found.peak.kinds)}",
+        f"process          {size(process_bytes(found.peak.bytes))}: the peak, {100 * MARGIN:g} % that an allocator "
+        f"loses, and the runtime",
+        *([] if planned is None else [f"as planned       {size(planned)} for this rank's process"]),
         *_sent(found),
         "",
         f"{'operator':34s} {'calls':>9s} {'GFLOP':>12s} {'GB':>10s}",
@@ -63,7 +67,8 @@ def dry_run_json(found: DryRun, levels: Sequence[object] = ()) -> str:
     content = {
         "parameters": found.parameters, "micro_batches": found.micro_batches, "tokens": found.tokens,
         "rank": found.rank, "flops": found.flops, "weights": found.weights, "optimizer": found.optimizer,
-        "peak": vars(found.peak), "operators": {name: vars(c) for name, c in found.operators.items()},
+        "peak": vars(found.peak), "process_bytes": int(process_bytes(found.peak.bytes)),
+        "operators": {name: vars(c) for name, c in found.operators.items()},
         "sent": {axis: vars(t) for axis, t in found.traffic.items()},
         "compile": [vars(one) for one in levels], "live_bytes": found.history,
     }  # fmt: skip

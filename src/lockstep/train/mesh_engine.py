@@ -19,12 +19,13 @@ from lockstep.parallel.gradient_shards import GradientShards
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Finish, Pipeline, Put, Work
 from lockstep.parallel.reduction import Reduction, global_norm
+from lockstep.parallel.rules import leaves_of
 from lockstep.parallel.shards import Run
 from lockstep.parallel.stages import TIED
 from lockstep.parallel.tree import spread
 from lockstep.train.data import Batch, Dataset
 from lockstep.train.evaluate import Evaluation, evaluation
-from lockstep.train.layout import layer_policy, leaves_of
+from lockstep.train.layout import layer_policy
 from lockstep.train.mesh_level import LevelOnMesh
 from lockstep.train.moments import Moments
 from lockstep.train.peak import peak_resident, reset_peak

@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import NotRunError
-from lockstep.model import load
+from lockstep.parallel.rules import known_shape
 from lockstep.plan import check_model, load_plan
 from lockstep.plan.decoder_config import planner_shape
 
@@ -20,7 +20,7 @@ def planned(config: Config, file: Path) -> Config:
     Raises LockstepError for a plan of another model (what differs) or with what this version does not run.
     """
     plan = load_plan(file)
-    shape = config.model if isinstance(config.model, ModelConfig) else load(config.model, numerics="fast").config
+    shape = known_shape(config.model) or _loaded(config.model)
     check_model(plan, planner_shape(shape))
     layout, batch = plan.layout, plan.batch
     if layout.tp > 1 and (shape.num_experts or shape.kv_lora_rank):
@@ -44,3 +44,11 @@ def planned(config: Config, file: Path) -> Config:
     if max(shape.canonical_tp, config.train.canonical_tp or 1) < layout.tp:
         tree["train"]["canonical_tp"] = layout.tp
     return check(Config, tree, str(file))
+
+
+def _loaded(model: str | ModelConfig) -> ModelConfig:
+    """Of a model that only loading tells of."""
+    from lockstep.model import load
+
+    assert isinstance(model, str), "a description is known"
+    return load(model, numerics="fast").config

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from difflib import get_close_matches
 
+import numpy as np
+
+from lockstep.given import instance, number, whole
 from lockstep.parallel.schedules.check import check
 from lockstep.parallel.schedules.classic import gpipe, interleaved, one_f_one_b
 from lockstep.parallel.schedules.controllable import v_half, v_min
@@ -29,6 +32,8 @@ CHUNKS = dict.fromkeys((*FIXED, *GREEDY), 1) | dict.fromkeys(("zb-v", "v-half", 
 NAMES = (*CHUNKS, "interleaved")  # the only one whose number of chunks is free
 
 UNIT = StageTimes(1.0, 1.0, 1.0)
+MOST_STEPS = 1 << 22
+"""Forwards and backwards of all stages of a table: seconds to make, and about 1 GB."""
 
 
 def schedule(
@@ -51,15 +56,18 @@ def schedule(
     :class:`ScheduleError` if it needs more.
     """
     if name not in NAMES:
-        near = get_close_matches(name.lower(), NAMES, 1)
+        near = get_close_matches(str(name).lower(), NAMES, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ScheduleError(f"schedule {name!r} is unknown; {hint}The schedules are {', '.join(NAMES)}.")
-    for key, value in (("stages", stages), ("micro_batches", micro_batches)):
-        if value < 1:
-            raise ScheduleError(f"{name}: {key} is {value}; give at least 1.")
+    stages = whole(stages, f"{name}: stages", error=ScheduleError)
+    micro_batches = whole(micro_batches, f"{name}: micro_batches", error=ScheduleError)
     _check_chunks(name, chunks)
+    check_size(name, stages, micro_batches, chunks or CHUNKS.get(name) or 2)
+    instance(times, StageTimes, f"{name}: times", error=ScheduleError)
+    number(comm, f"{name}: comm", error=ScheduleError)
+    number(m_w, f"{name}: m_w", most=1.0, error=ScheduleError)
     if name in GREEDY:
-        cap = _per_device(GREEDY[name] * stages if activation_cap is None else activation_cap, stages)
+        cap = per_device(GREEDY[name] * stages if activation_cap is None else activation_cap, stages)
         table = greedy(name, stages, micro_batches, times, comm, cap, m_w)
     elif name == "zb-v":
         table = zb_v_for(stages, micro_batches, times, comm)
@@ -68,7 +76,7 @@ def schedule(
     else:
         table = FIXED[name](stages, micro_batches)
     if activation_cap is not None and name not in GREEDY:
-        _check_cap(table, _per_device(activation_cap, stages))
+        _check_cap(table, per_device(activation_cap, stages))
     return check(table)
 
 
@@ -84,19 +92,26 @@ def peak(table: Table, device: int) -> float:
 
 def _check_chunks(name: str, chunks: int | None) -> None:
     wanted = CHUNKS.get(name)
-    if chunks is not None and (chunks < 1 or wanted not in (None, chunks)):
+    if chunks is not None and whole(chunks, f"{name}: chunks", error=ScheduleError) != (wanted or chunks):
+        raise ScheduleError(f"{name}: chunks is {chunks}; it must be {wanted}. Change it or leave it out.")
+
+
+def check_size(name: str, stages: int, micro_batches: int, chunks: int) -> None:
+    """A table is a list of steps: one that no machine can hold is refused before it is begun."""
+    steps = 2 * stages * micro_batches * chunks
+    if steps > MOST_STEPS:
         raise ScheduleError(
-            f"{name}: chunks is {chunks}; it must be {wanted or 'at least 1'}. Change it or leave it out."
+            f"{name}: {micro_batches:,} micro-batches on {stages:,} stages are {steps:,} steps; a schedule has at most "
+            f"{MOST_STEPS:,}. Give fewer, larger micro-batches."
         )
 
 
-def _per_device(cap: float | Sequence[float], stages: int) -> list[float]:
-    caps = [float(cap)] * stages if isinstance(cap, (int, float)) else [float(c) for c in cap]
-    if len(caps) != stages:
-        raise ScheduleError(f"activation_cap has {len(caps)} numbers; give one, or {stages} (one per device).")
-    if not all(c > 0 for c in caps):
-        raise ScheduleError(f"activation_cap is {cap}; give a positive number of micro-batches.")
-    return caps
+def per_device(cap: float | Sequence[float], stages: int) -> list[float]:
+    """An activation cap, one number or one per device, as one per device."""
+    given = list(cap) if isinstance(cap, (Sequence, np.ndarray)) and not isinstance(cap, str) else [cap] * stages
+    if len(given) != stages:
+        raise ScheduleError(f"activation_cap has {len(given)} numbers; give one, or {stages} (one per device).")
+    return [number(c, "activation_cap", above=True, error=ScheduleError) for c in given]
 
 
 def _check_cap(table: Table, caps: list[float]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 
 from lockstep.parallel.schedules.program import Program
-from lockstep.parallel.schedules.table import ScheduleError, Table
+from lockstep.parallel.schedules.table import Table
 from lockstep.parallel.schedules.times import StageTimes, grid
 
 Communication = float | Sequence[Sequence[float]]
@@ -49,8 +50,7 @@ def durations(table: Table, times: StageTimes) -> list[float]:
 
 def latencies(table: Table, comm: Communication) -> list[list[float]]:
     """The latency of a message, ``[from device][to device]``."""
-    if not isinstance(comm, (int, float)):
-        return grid(comm, table.stages, table.stages, "comm")
-    if not comm >= 0:
-        raise ScheduleError(f"comm is {comm}; a latency is a number that is not negative.")
-    return [[0.0 if a == b else float(comm) for b in range(table.stages)] for a in range(table.stages)]
+    found = grid(comm, table.stages, table.stages, "comm")
+    if isinstance(comm, Real):  # nothing is paid inside a device
+        return [[0.0 if a == b else lag for b, lag in enumerate(row)] for a, row in enumerate(found)]
+    return found
