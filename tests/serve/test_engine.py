@@ -261,6 +261,15 @@ def test_max_tokens_zero_scores_the_prompt(model):
     assert same_bits(scored.prompt_logprobs, model.logprobs(prompt))
 
 
+def test_a_prompt_that_takes_every_page_is_scored(model):
+    """It needs no room for a next token."""
+    prompt, engine = [7] * 128, Engine(model, kv_memory=2 * page_bytes(model), debug=True)
+    request = engine.add_request(prompt, SamplingParams(max_tokens=0, prompt_logprobs=0))
+    told = [output for _ in range(5) for output in engine.step()]
+    assert [(output.request, output.finish_reason) for output in told] == [(request, "length")]
+    assert same_bits([score.logprob for score in told[0].prompt_scores], model.logprobs(prompt))
+
+
 def test_top_logprobs_are_the_largest_of_the_row(model):
     (c,) = Engine(model).generate([[5, 6, 7]], SamplingParams(max_tokens=1, logprobs=5, seed=1))
     row = model.ops.log_softmax(model.logits([5, 6, 7])[-1:])[0]

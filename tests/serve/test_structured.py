@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Event
 
 import llguidance
 import numpy as np
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from lockstep.errors import LockstepError
 from lockstep.serve import Engine, SamplingParams, StructuredOutputs
 from lockstep.serve.sampler import sample
-from lockstep.serve.structured import Guide
+from lockstep.serve.structured import Guide, Guides
 from tests.serve.tiny import page_bytes
 
 PERSON = {
@@ -227,6 +228,48 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(model, monke
     stuck, fine = engine.generate(["a", "b"], [SamplingParams(structured_outputs={"json": PERSON}), plain])
     assert (stuck.finish_reason, fine.finish_reason) == ("abort", "length")
     assert "ask for a simpler one" in stuck.error
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        {"grammar": "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(5000)) + '\na5000: "x"'},
+        {
+            "json": {
+                "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(5000)} | {"a5000": {"const": 1}},
+                "$ref": "#/$defs/a0",
+            }
+        },
+    ],
+)
+def test_rules_within_rules_do_not_end_the_process(engine, structure):
+    """The compiler recurses as deep as they go: on an ordinary stack this is a segmentation fault."""
+    assert ask(engine, structure, max_tokens=2).text in ("x", "1")
+
+
+def test_many_choices(engine):
+    assert ask(engine, {"choice": [f"v{i}" for i in range(20_000)]}, max_tokens=9).text[0] == "v"
+    with pytest.raises(LockstepError, match="characters, and at most 524288 are read"):
+        ask(engine, {"choice": [f"v{i}" for i in range(60_000)]})
+
+
+def test_a_slow_compile_holds_nobody_up(model, monkeypatch):
+    """The engine's thread gets the guide of a known structure while another one is compiled."""
+    guides = Guides(model.tokenizer, model.config.vocab_size, frozenset({0}))
+    known, slow = StructuredOutputs(choice=("a",)), StructuredOutputs(choice=("b",))
+    guides.check(known)
+    begun, go_on = Event(), Event()
+
+    def wait_first(structure: StructuredOutputs) -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    monkeypatch.setattr(guides, "_compiled", wait_first)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(guides.check, slow)
+        assert begun.wait(10)
+        pool.submit(guides.guide, known).result(5)
+        go_on.set()
 
 
 def test_structures_are_values():

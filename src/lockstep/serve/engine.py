@@ -164,6 +164,8 @@ class Engine:
                 f"this model's maximum context length is {self.max_length} tokens, but the prompt has {length}{asked}: "
                 "shorten the prompt or lower max_tokens."
             )
+        if self.max_queue is not None and params.n > self.max_queue:
+            raise LockstepError(f"n is {params.n}, but no more than {self.max_queue} may wait here: ask for fewer.")
         if self.max_queue is not None and len(self._scheduler.waiting) + params.n > self.max_queue:
             raise QueueFull(f"{len(self._scheduler.waiting)} requests are waiting already: try again later.")
         self.guides.check(params.structured_outputs)

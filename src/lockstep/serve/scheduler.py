@@ -147,7 +147,8 @@ class Scheduler:
             if self._soon_known(sequence):
                 continue
             self.cache.begin(sequence)
-            needed = -(-(len(sequence.tokens) + 1) // PAGE) - len(sequence.pages)
+            # Room for the next token as well, where there is to be one.
+            needed = -(-min(len(sequence.tokens) + 1, sequence.limit) // PAGE) - len(sequence.pages)
             if needed > self.cache.available - self._promised():
                 self.cache.release(sequence)
                 return

@@ -8,10 +8,11 @@ What a step's draws need is computed on a thread beside its forward pass (llguid
 from __future__ import annotations
 
 import json
+import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.errors import LockstepError
+from lockstep.serve.deep_stack import on_a_deep_stack
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -29,6 +31,10 @@ Allowed = NDArray[np.bool_]
 _SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
 """Between JSON tokens. Without an end to it, a model may write spaces until its tokens run out."""
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_LONGEST = 2**19
+"""Characters of a grammar. A rule for each few of them, one within the other, is as deep as its compiler recurses."""
+_KEPT = 64
+"""Structures that stay compiled."""
 
 
 class GuideStuck(LockstepError):
@@ -37,7 +43,11 @@ class GuideStuck(LockstepError):
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """Exactly one of these; the whole completion follows it. Raises LockstepError when there is none, or two."""
+    """Exactly one of the first five; the whole completion follows it. Raises LockstepError for none, or two.
+
+    A reasoning model may think before it: `closes` is the token that ends a thought, and `opens` the one that begins
+    it, None where the prompt has begun it already.
+    """
 
     json: Mapping[str, Any] | str | None = None
     """A JSON schema; the properties come in its order."""
@@ -49,6 +59,8 @@ class StructuredOutputs:
     """One of these texts."""
     grammar: str | None = None
     """A context-free grammar in llguidance's form of Lark."""
+    opens: int | None = None
+    closes: int | None = None
 
     def __post_init__(self) -> None:
         given = [kind for kind in _KINDS if getattr(self, kind) not in (None, False)]
@@ -76,7 +88,7 @@ class StructuredOutputs:
         if self.regex is not None:
             return matcher.grammar_from_regex(self.regex)
         if self.choice is not None:
-            return matcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, self.choice)))
+            return matcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, self.choice)))
         return matcher.grammar_from_lark(self.grammar or "")
 
     @property
@@ -85,12 +97,25 @@ class StructuredOutputs:
         return next(kind for kind in _KINDS if getattr(self, kind) not in (None, False))
 
 
+@dataclass(frozen=True)
+class Thinking:
+    """What may come before the structure: free tokens, the end tokens not among them, up to the one that closes."""
+
+    opens: int | None
+    closes: int
+    free: Allowed
+
+
 class Guide:
     """Walks with the tokens of one choice: `allowed` before a draw, `accept` after it, until `finished`."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: int, thinking: Thinking | None = None) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._thinking = thinking
+        """None once the structure has begun."""
+        self._open = thinking is not None and thinking.opens is None
+        """A thought has begun."""
         self._guesses: tuple[int, ...] = ()
         self._ahead: Future[list[Allowed]] | None = None
         self._known: list[Allowed] = []
@@ -119,11 +144,20 @@ class Guide:
         if self._guesses[:1] != (token,):
             self._known = []
         self._guesses = self._guesses[1:]
+        thinking = self._thinking
+        if thinking is not None and (self._open or token == thinking.opens):
+            self._open = True
+            if token == thinking.closes:
+                self._thinking = None
+            return
+        self._thinking = None
         self._matcher.consume_token(token)
 
     def _masks(self, guesses: tuple[int, ...]) -> list[Allowed]:
         """The first mask, and one more after each guess, up to the first guess that the structure does not allow."""
         masks = [self._mask(self._matcher)]
+        if self._thinking is not None:  # guesses inside a thought, and where it may begin, are looked at one by one
+            return masks
         walker = self._matcher.deep_copy() if guesses else self._matcher
         for guess in guesses:
             if not masks[-1][guess] or not walker.consume_token(guess) or walker.is_stopped():
@@ -135,6 +169,15 @@ class Guide:
         return masks
 
     def _mask(self, matcher: LLMatcher) -> Allowed:
+        if self._thinking is None:
+            return self._structured(matcher)
+        if self._open:
+            return self._thinking.free
+        mask = self._structured(matcher).copy()
+        mask[self._thinking.opens] = True
+        return mask
+
+    def _structured(self, matcher: LLMatcher) -> Allowed:
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         mask = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
         if matcher.is_error() or not mask.any():
@@ -156,25 +199,52 @@ class Guides:
         self._vocabulary = vocabulary
         self._eos = sorted(token for token in eos if token < vocabulary)
         self._words: LLTokenizer | None = None
+        self._reading = Lock()
+        """Held while the vocabulary is read."""
+        self._known: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
         self._lock = Lock()
-        self._compile = lru_cache(maxsize=64)(self._compiled)
+        """Of what is known. Not held while a structure is compiled: the engine's thread asks for others meanwhile."""
 
     def check(self, structure: StructuredOutputs | None) -> None:
         """Compile it, or raise LockstepError with what is wrong with it. May take a second the first time."""
-        if structure is not None:
-            with self._lock:
-                self._compile(structure)
+        if structure is None:
+            return
+        wrong = next((t for t in (structure.opens, structure.closes) if not 0 <= (t or 0) < self._vocabulary), None)
+        if wrong is not None:
+            raise LockstepError(f"token id {wrong} of structured_outputs is not in the vocabulary.")
+        self._matcher(structure)
 
     def guide(self, structure: StructuredOutputs) -> Guide:
         """A guide at the beginning of a completion."""
+        matcher, thinking = self._matcher(structure), None
+        if structure.closes is not None:
+            free = np.ones(self._vocabulary, np.bool_)
+            free[self._eos] = False
+            thinking = Thinking(structure.opens, structure.closes, free)
         with self._lock:
-            return Guide(self._compile(structure).deep_copy(), self._vocabulary)
+            return Guide(matcher.deep_copy(), self._vocabulary, thinking)
+
+    def _matcher(self, structure: StructuredOutputs) -> LLMatcher:
+        structure = replace(structure, opens=None, closes=None)
+        with self._lock:
+            if structure in self._known:
+                self._known.move_to_end(structure)
+                return self._known[structure]
+        compiled = on_a_deep_stack(lambda: self._compiled(structure))
+        with self._lock:
+            self._known[structure] = compiled
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        return compiled
 
     def _compiled(self, structure: StructuredOutputs) -> LLMatcher:
         from llguidance import LLMatcher
 
         try:
-            matcher = LLMatcher(self._vocabulary_tree(), structure.compiled(), log_level=0)
+            grammar = structure.compiled()
+            if len(grammar) > _LONGEST:
+                raise ValueError(f"it has {len(grammar)} characters, and at most {_LONGEST} are read")
+            matcher = LLMatcher(self._vocabulary_tree(), grammar, log_level=0)
             said = matcher.get_error()
         except ValueError as error:
             said = str(error)
@@ -183,14 +253,15 @@ class Guides:
         return matcher
 
     def _vocabulary_tree(self) -> LLTokenizer:
-        if self._words is None:
-            from llguidance import LLTokenizer
+        if self._tokenizer is None:
+            raise LockstepError("this model has no tokenizer, and structured output is about text: leave it out.")
+        with self._reading:
+            if self._words is None:
+                from llguidance import LLTokenizer
 
-            if self._tokenizer is None:
-                raise LockstepError("this model has no tokenizer, and structured output is about text: leave it out.")
-            text = self._tokenizer.backend.to_str()
-            self._words = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos or None)
-        return self._words
+                text = self._tokenizer.backend.to_str()
+                self._words = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos or None)
+            return self._words
 
 
 _TITLES = {
@@ -200,6 +271,6 @@ _TITLES = {
 
 
 def _first_line(text: str) -> str:
-    """The library draws its errors over several lines: the ones that say something, as one."""
-    lines: Sequence[str] = [line.strip() for line in text.splitlines()]
+    """The library draws its errors over several lines: the ones that say something, as one; not its inner state."""
+    lines: Sequence[str] = [line.strip() for line in re.split("<state>|<backtrace>", text)[0].splitlines()]
     return "; ".join(line for line in lines if line and not set(line) <= set("^| "))[:300].rstrip(".")
