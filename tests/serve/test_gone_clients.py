@@ -1,8 +1,10 @@
-"""Streams whose client has gone: they end at once, and nothing more is written to the closed connection."""
+"""Clients that have gone: their streams end at once, and nothing more is written to the closed connection. Clients that
+do not go on with their request: they are left."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import struct
@@ -11,9 +13,10 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from lockstep.serve.api.respond import EventStream
+from lockstep.serve.api.respond import EventStream, json_response
 from lockstep.serve.api.server import Connection
 
 ASK = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
@@ -71,3 +74,51 @@ def test_nothing_is_written_to_a_client_that_has_gone(leave: Leave, size: int, c
         made, all_of_them = asyncio.run(left(leave, size, burst=50))
     assert made < all_of_them, "the stream ended before its last event"
     assert not [record.getMessage() for record in caplog.records]
+
+
+class Hasty(Connection):
+    PATIENCE = 0.3
+
+
+async def answered(parts: list[bytes], pause: float) -> bytes:
+    """What comes back to a client that sends its request in these parts; nothing where it is left."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await json_response(len(await Request(scope, receive).body()))(scope, receive, send)
+
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        settings = uvicorn.Config(app, http=Hasty, lifespan="off", log_config=None, access_log=False)
+        server = uvicorn.Server(settings)
+        serving = asyncio.create_task(server.serve(sockets=[bound]))
+        reader, writer = await asyncio.open_connection(*bound.getsockname())
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(pause)
+        got = b""
+        with contextlib.suppress(ConnectionError):
+            while not got.endswith(b"6") and (more := await asyncio.wait_for(reader.read(999), 5)):
+                got += more
+        writer.close()
+        server.should_exit = True
+        await serving
+    return got
+
+
+HEAD = [b"POST / HTTP/1.1\r\nhost: here\r\ncontent-length: 6\r\n", b"\r\n"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "status"),
+    [
+        ([], b""),
+        ([*[b"POST / HTTP/1.1\r\n"], *[b"a: b\r\n"] * 8, b"\r\n"], b""),
+        ([b"".join(HEAD), b"abc"], b""),
+        ([*HEAD, *[b"a"] * 6], b"HTTP/1.1 200"),
+        ([b"".join(HEAD) + b"abcdef"], b"HTTP/1.1 200"),
+    ],
+    ids=["nothing", "a head by drops", "half a body", "a body by drops", "at once"],
+)
+def test_a_client_that_does_not_go_on_is_left(parts: list[bytes], status: bytes):
+    """A head has its time as a whole, a body as long as more of it comes."""
+    assert asyncio.run(answered(parts, 0.1))[:12] == status

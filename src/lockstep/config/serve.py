@@ -47,6 +47,9 @@ class ServeConfig(Section):
     shares: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """How much more than others a client gets while requests wait, by its name in api_keys or by `user`: 2 is twice
     the tokens. 1 for whom it does not name."""
+    cors_origins: list[str] = Field(default_factory=list)
+    """Web pages of other servers that browsers let ask this one, by origin, such as https://app.example; `*` is any.
+    None by default."""
     kv_memory: Annotated[str, AfterValidator(_is_size)] = "1GiB"
     """Memory for keys and values, such as 512MiB or 4GiB. It is taken as it is used."""
     kv_dtype: Literal["auto", "int8"] = "auto"

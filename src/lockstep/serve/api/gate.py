@@ -47,6 +47,8 @@ class Gate:
         if refusal is not None:
             return await refusal.response()(scope, receive, labelled)
         scope.setdefault("state", {})["client"] = client
+        if scope["method"] == "HEAD":  # what answers GET answers it; the server leaves the body out
+            scope = {**scope, "method": "GET"}
         try:
             await self._app(scope, _limited(receive, self._max_body), labelled)
         except _TooBig:

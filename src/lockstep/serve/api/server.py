@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -28,6 +30,7 @@ def serve(engine: Replicas, name: str, config: ServeConfig, bound: socket.socket
         app, log_level=log_level, access_log=False, timeout_graceful_shutdown=config.drain_seconds, lifespan="on",
         timeout_keep_alive=_IDLE, http=Connection,
     )  # fmt: skip
+    _open_as_many_as_allowed()
     _Server(settings, engine, f"Lockstep serves {name} at {url(bound)}/v1").run(sockets=[bound])
     if engine.refusal is not None:
         raise engine.refusal
@@ -38,13 +41,49 @@ _IDLE = 75
 that none is closed just when it is used again."""
 
 
+def _open_as_many_as_allowed() -> None:
+    """Every connection is an open file, and the usual limit, 1024, is meant for older programs."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Connection(H11Protocol):
-    """Leaves at once a client that has closed its side and waits for no more. uvicorn would close only when what waits
-    to be sent has been: as long as the client does not read it, its request would run, and be written to."""
+    """Leaves a client that has closed its side and waits for no more, and one that does not go on with its request.
+
+    The first at once: uvicorn would close only when what waits to be sent has been, so as long as the client does not
+    read it, its request would run, and be written to. The second after PATIENCE seconds for a head, or without a byte
+    of a body: uvicorn would wait for ever, and open connections are limited.
+    """
+
+    PATIENCE = 30.0
+    _slow: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._slow = self.loop.call_later(self.PATIENCE, self._leave)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        state = self.conn.their_state
+        if state is h11.IDLE and self._slow is not None and data:
+            return  # more of a head, which has its time as a whole
+        if self._slow is not None:
+            self._slow.cancel()
+        wanted = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+        self._slow = self.loop.call_later(self.PATIENCE, self._leave) if wanted else None
 
     def eof_received(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+        super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        self.transport.abort()
 
 
 class _Server(uvicorn.Server):
