@@ -161,6 +161,9 @@ def test_best_of_gives_the_most_probable(client):
     ranked = sorted(everything, key=lambda c: -sum(c.logprobs.token_logprobs))
     assert [c.text for c in best] == [c.text for c in ranked[:2]]
     assert [c.index for c in best] == [0, 1]
+    echoed = client.completions.create(**asked, echo=True, best_of=2).choices[0].logprobs
+    assert echoed.token_logprobs[:1] == [None]
+    assert len(echoed.token_logprobs) == len(echoed.tokens) == len(echoed.text_offset)
 
 
 def test_a_drawn_seed_is_returned(client):

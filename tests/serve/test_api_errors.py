@@ -56,7 +56,7 @@ WRONG_COMPLETIONS = [
     (None, 400, "must be a JSON object"),
 ]
 WRONG_CHATS = [
-    ({**CHAT, "reasoning_effort": "low"}, 400, "reasoning_effort is a parameter of OpenAI's that is not offered here"),
+    ({**CHAT, "reasoning_effort": "low"}, 400, 'reasoning_effort is "low": it is not offered here'),
     ({**CHAT, "resonse_format": {}}, 400, "did you mean response_format?"),
     ({**CHAT, "answer_quickly": True}, 400, "answer_quickly is not a parameter of this endpoint: remove it."),
     ({**CHAT, "messages": []}, 400, "messages is a list of 0"),

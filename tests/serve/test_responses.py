@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from lockstep.serve.api.responses import _Answer
 from lockstep.serve.api.responses_schema import ResponsesRequest
+from lockstep.serve.api.speech import Speech
 from lockstep.serve.params import Output
 
 GREEDY = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
@@ -110,28 +114,71 @@ def test_a_schema_is_followed(client):
     assert answer.text.format.name == "x"
 
 
-def test_calls_become_items():
-    """Without a server: the tiny model calls nothing."""
-    tools = [{"type": "function", "name": "add", "parameters": {"type": "object"}}]
-    body = ResponsesRequest(model="tiny", input="1 + 2?", tools=tools)
-    run = SimpleNamespace(
-        identity="resp-1", created=0, seed=0, prompts=[[1]], service=SimpleNamespace(name="tiny", texts=None)
-    )
-    text = 'sure <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-    output = Output(0, 0, text, (1, 2), finish_reason="stop")
+TOOLS = [{"type": "function", "name": "add", "parameters": {"type": "object"}}]
+PIECES = [
+    "<thi",
+    "nk>\nhm",
+    ", 3?",
+    "\n</think>",
+    "\n\nsu",
+    "re ",
+    '<tool_call>{"name": "add", ',
+    '"arguments": {"a": 1}}</tool_call>',
+]
+
+
+def answer_of(pieces: list[str]) -> _Answer:
+    """Without a server: the tiny model thinks and calls nothing."""
+    body = ResponsesRequest(model="tiny", input="1 + 2?", tools=TOOLS)
+    service = SimpleNamespace(name="tiny", texts=None)
+    run = SimpleNamespace(identity="resp-1", created=0, seed=0, prompts=[[1]], service=service)
+    ends = [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
     async def outputs():
-        yield 0, output
+        for i, piece in enumerate(pieces):
+            last = i + 1 == len(pieces)
+            yield 0, Output(0, 0, piece, (i,), text_offsets=(ends[i],), finish_reason="stop" if last else None)
 
     run.outputs = outputs
-    answer = _Answer(run, body, body.chat())
-    message, call = answer._items(output)
+    chat = body.chat()
+    return _Answer(run, body, chat, Speech("may", chat.names))
+
+
+def test_reasoning_message_and_calls_are_items():
+    whole = asyncio.run(answer_of(PIECES).collect())
+    reasoning, message, call = whole["output"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm, 3?"}]
     assert message["content"][0]["text"] == "sure"
     assert (call["type"], call["name"], json.loads(call["arguments"])) == ("function_call", "add", {"a": 1})
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
     back = {"type": "function_call_output", "call_id": call["call_id"], "output": "3"}
-    again = ResponsesRequest(model="tiny", input=[{"role": "user", "content": "1 + 2?"}, call, back]).chat().messages
+    turn = [{"role": "user", "content": "1 + 2?"}, reasoning, message, call, back]
+    again = ResponsesRequest(model="tiny", input=turn).chat().messages
     assert [m.role for m in again] == ["user", "assistant", "tool"]
+    assert (again[1].reasoning_content, again[1].content) == ("hm, 3?", "sure")
     assert again[1].tool_calls[0].id == again[2].tool_call_id == call["call_id"]
+
+
+def test_events_of_reasoning_message_and_calls():
+    async def told():
+        return [event async for event in answer_of(PIECES).events()]
+
+    events = asyncio.run(told())
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    opened, closed = ["output_item.added", "content_part.added"], ["content_part.done", "output_item.done"]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert kinds == [
+        "created", "in_progress",
+        *opened, "reasoning_text.delta", "reasoning_text.delta", "reasoning_text.done", *closed,
+        *opened, "output_text.delta", "output_text.delta", "output_text.done", *closed, *call, "completed",
+    ]  # fmt: skip
+    for event in events:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+    items = events[-1]["response"]["output"]
+    for at, name in enumerate(("reasoning_text", "output_text")):
+        mine = [event for event in events if event["type"].startswith(f"response.{name}")]
+        assert {(event["item_id"], event["output_index"]) for event in mine} == {(items[at]["id"], at)}
+        assert "".join(event.get("delta", "") for event in mine) == items[at]["content"][0]["text"] == mine[-1]["text"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +187,9 @@ def test_calls_become_items():
         ({"previous_response_id": "resp_1"}, "this server stores none"),
         ({"input": []}, "input is a list of 0: give at least 1"),
         ({"input": None}, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "its type must be message"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input has reasoning alone"),
+        ({"input": [{"type": "web_search_call"}]}, "its type must be message"),
+        ({"tool_choice": "required"}, "tool_choice asks for a call of a function that tools does not have"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "read text only"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "b", "arguments": "["}]}, "not a JSON object"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type is \"web_search\": give 'function'"),

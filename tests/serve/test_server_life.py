@@ -72,6 +72,16 @@ def test_each_client_has_a_key_and_it_decides_whose_share_is_taken(monkeypatch):
     assert given == ["alice", "bob", "mallory"]
 
 
+def test_other_pages_may_ask_only_where_it_is_said():
+    asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    for origins, status in ([], 401), (["https://app.example"], 200), (["https://other.example"], 400):
+        config = ServeConfig(cors_origins=origins, api_key="secret")
+        client = TestClient(create_app(Replicas(engine_spec("tiny", config)), "tiny", config))
+        assert client.options("/v1/chat/completions", headers=asked).status_code == status
+        told = client.get("/v1/models", headers=asked).headers.get("access-control-allow-origin")
+        assert told == ("https://app.example" if status == 200 else None)
+
+
 def test_bodies_have_a_limit(guarded):
     url, key = guarded
     big = b'{"model": "tiny", "prompt": "' + b"a" * 4000 + b'"}'
@@ -102,6 +112,24 @@ def test_a_full_queue_answers_429_and_recovers(guarded):
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert client.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 2}).status_code == 200
     assert gauge(url, "lockstep:kv_pages_used") == 0
+
+
+def test_more_than_the_queue_could_ever_hold_is_a_mistake(guarded):
+    """429 would have its client try again for ever."""
+    url, key = guarded
+    for more in ({"n": 3}, {"prompt": ["a", "b", "c"]}):
+        answer = httpx.post(f"{url}/v1/completions", json={**LONG, **more}, headers=key)
+        assert answer.status_code == 400
+        assert "3 completions are asked for, but no more than 2 may wait here" in answer.json()["error"]["message"]
+
+
+def test_prompts_of_one_request_start_together(replaceable):
+    """They reach the engine at once, not one for each of its steps."""
+    url, _ = replaceable
+    before = gauge(url, "lockstep:engine_steps_total")
+    asked = {"model": "tiny", "prompt": [[i + 3] for i in range(24)], "max_tokens": 4, "ignore_eos": True}
+    assert len(httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"]) == 24
+    assert gauge(url, "lockstep:engine_steps_total") - before < 12
 
 
 def test_a_deadline_ends_a_request(guarded):

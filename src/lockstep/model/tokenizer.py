@@ -53,17 +53,20 @@ class Tokenizer:
         messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
+        **variables: Any,
     ) -> list[int]:
         """Token ids of a conversation under the model's chat template; see `render`."""
-        return self.encode(self.render(messages, add_generation_prompt, tools), add_special=False)
+        return self.encode(self.render(messages, add_generation_prompt, tools, **variables), add_special=False)
 
     def render(
         self,
         messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
+        **variables: Any,
     ) -> str:
-        """The prompt text. messages: dicts with `role` and `content`. LockstepError without a template."""
+        """The prompt text. messages: dicts with `role` and `content`. variables: what else the template may read, such
+        as enable_thinking. LockstepError without a template."""
         if self.template is None:
             raise LockstepError(
                 "this model has no chat template, so messages cannot become a prompt: "
@@ -73,7 +76,7 @@ class Tokenizer:
         from lockstep.model import chat_template  # jinja2 is not needed where only tokens come in
 
         return chat_template.render(
-            self.template, messages, add_generation_prompt=add_generation_prompt, tools=tools, **names
+            self.template, messages, add_generation_prompt=add_generation_prompt, tools=tools, **names, **variables
         )
 
     def same_vocabulary(self, other: Tokenizer) -> bool:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse, Response
 
 from lockstep.config.serve import ServeConfig, byte_count
@@ -57,6 +58,12 @@ def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
     if config.api_key is not None:
         keys.setdefault(config.api_key, "")
     app.add_middleware(Gate, keys=keys, max_body=byte_count(config.max_body))
+    if config.cors_origins:
+        # Outside the gate: a browser asks first, without a key, whether it may ask.
+        app.add_middleware(
+            CORSMiddleware, allow_origins=config.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )  # fmt: skip
     errors.install(app)
     app.add_exception_handler(ClientGone, _nobody)
     add_page(app)
@@ -106,7 +113,9 @@ def _tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         if body.messages is not None:
-            ids = await asyncio.to_thread(service.chat, body.messages, body.add_generation_prompt)
+            ids = await asyncio.to_thread(
+                service.chat, body.messages, body.add_generation_prompt, None, body.chat_template_kwargs
+            )
         else:
             ids = await asyncio.to_thread(service.encode, body.prompt or "", body.add_special_tokens)
         return json_response({"count": len(ids), "max_model_len": service.max_length, "tokens": ids})
@@ -124,13 +133,11 @@ def _tokens(app: FastAPI, service: Service) -> None:
 
 
 def _status(app: FastAPI, service: Service) -> None:
-    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> Response:
         """Live: 200 while the server answers, whatever its engine does."""
         return json_response({"status": "ok"})
 
-    @app.head("/ready", include_in_schema=False)
     @app.get("/ready")
     async def ready() -> Response:
         """200 when the engine can take requests, else 503 with the reason."""

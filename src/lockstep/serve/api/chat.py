@@ -11,30 +11,47 @@ from starlette.responses import Response
 
 from lockstep.serve.api.respond import EventStream, json_response, until_gone
 from lockstep.serve.api.schema import ChatRequest
-from lockstep.serve.api.service import Run, Service, Usage, sampling, start
+from lockstep.serve.api.service import Run, Service, Usage, sampling, start, structure_of
+from lockstep.serve.api.speech import Speech
+from lockstep.serve.api.thoughts import Expects, behind_thoughts, expects
 from lockstep.serve.api.token_text import TokenTexts
-from lockstep.serve.api.tools import parse
+from lockstep.serve.api.tools import grammar
 from lockstep.serve.params import Output, SamplingParams, join
+from lockstep.serve.structured import StructuredOutputs
 
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
-    ids = await asyncio.to_thread(service.chat, body.messages, True, body.offered)
-    run = await start(service, "chatcmpl", body, [ids], params(service, body, len(ids)), request.state.client)
+    ids = await asyncio.to_thread(service.chat, body.messages, True, body.offered, body.chat_template_kwargs)
+    params, expected = asked(service, body, ids)
+    run = await start(service, "chatcmpl", body, [ids], params, request.state.client)
+    speeches = [Speech(expected, body.names) for _ in range(params.n)]
     if body.stream:
-        return EventStream(_events(run, body), run.abort)
-    return json_response(await until_gone(request, _collect(run, body), run.abort))
+        return EventStream(_events(run, body, speeches), run.abort)
+    return json_response(await until_gone(request, _collect(run, body, speeches), run.abort))
 
 
-def params(service: Service, body: ChatRequest, prompt: int) -> SamplingParams:
-    """Of the engine, for a prompt of so many tokens."""
+def asked(service: Service, body: ChatRequest, prompt: list[int]) -> tuple[SamplingParams, Expects]:
+    """The engine's parameters for this prompt, and what its completions begin with."""
     wanted = body.max_completion_tokens or body.max_tokens
     if wanted is None:
-        wanted = max(1, min(service.config.default_max_tokens, service.max_length - prompt))
-    return sampling(body, max_tokens=wanted, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+        wanted = max(1, min(service.config.default_max_tokens, service.max_length - len(prompt)))
+    structure = forced_calls(service, body) or structure_of(body)
+    structure, expected = behind_thoughts(structure, service.tokenizer, expects(service.tokenizer, prompt))
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return sampling(body, max_tokens=wanted, logprobs=logprobs, structured_outputs=structure), expected
 
 
-async def _events(run: Run, body: ChatRequest) -> AsyncIterator[dict[str, Any]]:
+def forced_calls(service: Service, body: ChatRequest) -> StructuredOutputs | None:
+    """What the completion must look like where tool_choice asks for a call."""
+    functions = [tool["function"] for tool in body.offered or () if tool["function"]["name"] in body.forced]
+    if not functions:
+        return None
+    several = body.tool_choice == "required" and body.parallel_tool_calls is not False
+    return StructuredOutputs(grammar=grammar(functions, service.tokenizer.template or "", several))
+
+
+async def _events(run: Run, body: ChatRequest, speeches: list[Speech]) -> AsyncIterator[dict[str, Any]]:
     counted = Usage()
     with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     no_usage = {"usage": None} if with_usage else {}
@@ -48,48 +65,47 @@ async def _events(run: Run, body: ChatRequest) -> AsyncIterator[dict[str, Any]]:
         if body.return_token_ids:
             first["prompt_token_ids"] = run.prompts[0]
         yield _whole(run, "chat.completion.chunk", [first], no_usage)
-    held: dict[int, list[Output]] = {}
-    async for index, piece in run.outputs():
-        counted.add(index, piece)
-        output = piece
-        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
-        if body.offered:
-            held.setdefault(piece.choice, []).append(piece)
-            if piece.finish_reason is None:
-                continue  # it may become a call: text is told once it is known what it is
-            output = join(held[piece.choice])
-            delta = {key: value for key, value in said(body, output).items() if value}
-            for at, call in enumerate(delta.get("tool_calls", ())):
-                call["index"] = at
+    async for index, output in run.outputs():
+        counted.add(index, output)
+        said = speeches[output.choice].push(output)
+        calls = [{"index": at, **call} for at, call in enumerate(said.calls)]
+        parts = {"reasoning_content": said.thought, "content": said.text, "tool_calls": calls}
+        delta = {name: part for name, part in parts.items() if part}
         shaped = {"index": output.choice, "delta": delta, **_rest(run, body, output)}
         _mark(shaped, delta)
         yield _whole(run, "chat.completion.chunk", [shaped], no_usage)
     if with_usage:
-        yield _whole(run, "chat.completion.chunk", [], {"usage": counted.report(run.prompts)})
+        usage = counted.report(run.prompts, sum(speech.thought_tokens for speech in speeches))
+        yield _whole(run, "chat.completion.chunk", [], {"usage": usage})
 
 
-async def _collect(run: Run, body: ChatRequest) -> dict[str, Any]:
+async def _collect(run: Run, body: ChatRequest, speeches: list[Speech]) -> dict[str, Any]:
     counted = Usage()
     pieces: dict[int, list[Output]] = {}
     async for index, output in run.outputs():
         counted.add(index, output)
+        speeches[output.choice].push(output)
         pieces.setdefault(output.choice, []).append(output)
     choices = []
     for choice in sorted(pieces):
         output = join(pieces[choice])
-        message = {"role": "assistant", **said(body, output), "refusal": None}
+        message = {"role": "assistant", **message_of(speeches[choice]), "refusal": None}
         shaped = {"index": choice, "message": message, **_rest(run, body, output)}
         _mark(shaped, message)
         if body.return_token_ids:
             shaped["prompt_token_ids"] = run.prompts[0]
         choices.append(shaped)
-    return _whole(run, "chat.completion", choices, {"usage": counted.report(run.prompts)})
+    usage = counted.report(run.prompts, sum(speech.thought_tokens for speech in speeches))
+    return _whole(run, "chat.completion", choices, {"usage": usage})
 
 
-def said(body: ChatRequest, output: Output) -> dict[str, Any]:
-    """content, and tool_calls where the text has some."""
-    content, calls = parse(output.text, [tool.function.name for tool in body.tools or ()] if body.offered else [])
-    return {"content": content, "tool_calls": calls} if calls else {"content": content}
+def message_of(speech: Speech) -> dict[str, Any]:
+    """content; tool_calls and reasoning_content where there are some."""
+    silent = not speech.text and bool(speech.calls or speech.thought)
+    message: dict[str, Any] = {"content": None if silent else speech.text}
+    if speech.thought:
+        message["reasoning_content"] = speech.thought
+    return {**message, "tool_calls": speech.calls} if speech.calls else message
 
 
 def _mark(shaped: dict[str, Any], message: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from lockstep.serve.api.respond import EventStream, json_response, until_gone
 from lockstep.serve.api.schema import CompletionRequest
-from lockstep.serve.api.service import Run, Service, Usage, sampling, start
+from lockstep.serve.api.service import Run, Service, Usage, sampling, start, structure_of
 from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.params import Output, SamplingParams, TokenScore, join
 from lockstep.serve.text import Detokenizer
@@ -29,12 +29,14 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
 
 
 def _params(body: CompletionRequest) -> SamplingParams:
-    scored = body.logprobs if body.echo else None
-    logprobs = body.logprobs
-    more: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
+    more: dict[str, Any] = {
+        "max_tokens": 16 if body.max_tokens is None else body.max_tokens,
+        "prompt_logprobs": body.logprobs if body.echo else None,
+        "structured_outputs": structure_of(body),
+    }
     if body.best_of is not None and body.best_of > (body.n or 1):
-        return sampling(body.model_copy(update={"n": body.best_of}), logprobs=logprobs or 0, **more)
-    return sampling(body, logprobs=logprobs, prompt_logprobs=scored, **more)
+        return sampling(body.model_copy(update={"n": body.best_of}), logprobs=body.logprobs or 0, **more)
+    return sampling(body, logprobs=body.logprobs, **more)
 
 
 def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:

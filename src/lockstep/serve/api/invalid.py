@@ -30,8 +30,8 @@ _NOT_TEXT = frozenset(
 
 _NOT_OFFERED = frozenset(
     {
-        "reasoning_effort", "reasoning", "verbosity", "modalities", "audio", "prediction", "web_search_options",
-        "functions", "function_call", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "conversation",
+        "reasoning_effort", "reasoning", "verbosity", "audio", "prediction", "web_search_options", "functions",
+        "function_call", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "conversation",
         "max_tool_calls",
     }
 )  # fmt: skip
@@ -92,7 +92,7 @@ def _unknown(path: str, place: Sequence[str | int], endpoint: str) -> str:
     """A key that this body has not: the one that was meant, or where it belongs."""
     name = str(place[-1]) if place else path
     if len(place) == 1:
-        others = [other for other, body in _ENDPOINTS.items() if name in body.model_fields]
+        others = [other for other, body in _ENDPOINTS.items() if _offers(body, name)]
         if others:
             return f"{path} is not a parameter of this endpoint but of {others[0]}: remove it, or ask there."
         if name in _NOT_OFFERED:
@@ -101,6 +101,11 @@ def _unknown(path: str, place: Sequence[str | int], endpoint: str) -> str:
     near = difflib.get_close_matches(name, body.model_fields if body is not None else _NAMES, 1, _NEAR)
     hint = f"did you mean {near[0]}?" if near and near[0] != name else "remove it."
     return f"{path or 'a key'} is not a parameter of this endpoint: {hint}"
+
+
+def _offers(body: type[schema.Body], name: str) -> bool:
+    field = body.model_fields.get(name)
+    return field is not None and field.annotation is not type(None)
 
 
 def _wanted(error: Error) -> str:

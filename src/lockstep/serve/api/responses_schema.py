@@ -12,15 +12,19 @@ from lockstep.serve.api.schema import (
     ChatRequest,
     Count,
     Function,
+    FunctionName,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
     Message,
+    NamedTool,
     StreamOptions,
     Text,
     TextFormat,
     Tool,
     ToolCall,
+    Variables,
+    check_forced,
     json_object,
 )
 
@@ -83,12 +87,38 @@ class FunctionCallOutput(Body):
     status: Status | None = None
 
 
+class ReasoningText(Body):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class Reasoning(Body):
+    """What the model thought, sent back. Only `content` has a text here."""
+
+    type: Literal["reasoning"]
+    id: Text | None = None
+    summary: list[Any] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: None = None
+    status: Status | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content or ())
+
+
 class FunctionTool(Body):
     type: Literal["function"]
     name: Annotated[Text, Field(min_length=1, max_length=64)]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class NamedFunction(FunctionName):
+    """The one function that must be called."""
+
+    type: Literal["function"]
 
 
 class NamedSchemaFormat(Body):
@@ -113,7 +143,8 @@ def _kind(item: Any) -> str:
 Item = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[FunctionCall, Tag("function_call")]
-    | Annotated[FunctionCallOutput, Tag("function_call_output")],
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[Reasoning, Tag("reasoning")],
     Discriminator(_kind),
 ]
 
@@ -130,7 +161,7 @@ class ResponsesRequest(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     text: TextSettings | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     stream: bool | None = None
@@ -145,6 +176,11 @@ class ResponsesRequest(Body):
     """Nothing is stored in any case."""
     background: Literal[False] | None = None
     previous_response_id: Text | None = None
+    # OpenAI's that are not offered: clients send null for what they do not use.
+    conversation: None = None
+    max_tool_calls: None = None
+    prompt_cache_retention: None = None
+    reasoning: None = None
     # Not OpenAI's:
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
@@ -152,6 +188,7 @@ class ResponsesRequest(Body):
     cache_salt: Text | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
+    chat_template_kwargs: Variables | None = None
 
     @model_validator(mode="after")
     def _offered(self) -> ResponsesRequest:
@@ -162,20 +199,30 @@ class ResponsesRequest(Body):
             )
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options goes with stream: true; remove it or set stream")
+        if not isinstance(self.input, str) and all(isinstance(item, Reasoning) for item in self.input):
+            raise ValueError("input has reasoning alone: send the messages as well")
+        wanted = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
+        check_forced(wanted, [tool.name for tool in self.tools or ()], self._format() is not None)
         return self
+
+    @property
+    def choice(self) -> str | dict[str, Any]:
+        """tool_choice as the response repeats it."""
+        given = self.tool_choice or "auto"
+        return given if isinstance(given, str) else given.model_dump()
 
     @property
     def form(self) -> dict[str, Any]:
         """The output's format as the response repeats it."""
         given = self.text.format if self.text is not None else None
-        return {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_none=True)
+        return {"type": "text"} if given is None else given.model_dump(by_alias=True, exclude_unset=True)
 
     def chat(self) -> ChatRequest:
         """The chat request that gives the same answer."""
         scored = bool(self.include) or bool(self.top_logprobs)
         same = (
             "model", "temperature", "top_p", "seed", "top_k", "min_p", "cache_salt", "priority", "timeout", "user",
-            "tool_choice", "parallel_tool_calls", "safety_identifier",
+            "parallel_tool_calls", "safety_identifier", "chat_template_kwargs",
         )  # fmt: skip
         return ChatRequest(
             **{name: getattr(self, name) for name in same},
@@ -184,8 +231,13 @@ class ResponsesRequest(Body):
             logprobs=scored or None,
             top_logprobs=(self.top_logprobs or 0) if scored else None,
             response_format=self._format(),
+            tool_choice=self._choice(),
             tools=[Tool(type="function", function=_function(tool)) for tool in self.tools] if self.tools else None,
         )
+
+    def _choice(self) -> Any:
+        choice = self.tool_choice
+        return choice if isinstance(choice, str | None) else NamedTool(type="function", function=choice)
 
     def _format(self) -> JsonObjectFormat | JsonSchemaFormat | None:
         match self.text.format if self.text is not None else None:
@@ -197,22 +249,41 @@ class ResponsesRequest(Body):
         return None
 
     def _messages(self) -> list[Message]:
-        """Calls that follow each other are one message of the assistant's."""
+        """Reasoning, a message and calls that follow each other are one message of the assistant's."""
         messages = [] if self.instructions is None else [Message(role="system", content=self.instructions)]
-        items = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        calls: list[ToolCall] = []
-        for item in items:
-            if isinstance(item, FunctionCall):
-                calls.append(item.call())
-                continue
-            if calls:
-                messages.append(Message(role="assistant", tool_calls=calls))
-                calls = []
-            if isinstance(item, InputMessage):
+        turn: dict[str, Any] = {}
+        for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
+            said = _said(item)
+            if turn and (said is None or any(_follows(key, turn) for key in said)):
+                messages.append(Message(role="assistant", **turn))
+                turn = {}
+            if said is not None:
+                calls = {"tool_calls": turn.get("tool_calls", []) + said["tool_calls"]} if "tool_calls" in said else {}
+                turn |= {**said, **calls}
+            elif isinstance(item, InputMessage):
                 messages.append(Message(role=item.role, content=item.text))
-            else:
+            elif isinstance(item, FunctionCallOutput):
                 messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
-        return [*messages, Message(role="assistant", tool_calls=calls)] if calls else messages
+        return [*messages, Message(role="assistant", **turn)] if turn else messages
+
+
+def _follows(key: str, turn: dict[str, Any]) -> bool:
+    """Whether this part belongs to the next message of the assistant's: they come in order, and only calls repeat."""
+    order = ("reasoning_content", "content", "tool_calls")
+    newest = max(order.index(part) for part in turn)
+    return order.index(key) < newest or (key in turn and key != "tool_calls")
+
+
+def _said(item: InputMessage | FunctionCall | FunctionCallOutput | Reasoning) -> dict[str, Any] | None:
+    """What an item adds to a message of the assistant's; None where it is none of them."""
+    match item:
+        case Reasoning():
+            return {"reasoning_content": item.text} if item.text else {}
+        case InputMessage(role="assistant"):
+            return {"content": item.text}
+        case FunctionCall():
+            return {"tool_calls": [item.call()]}
+    return None
 
 
 def _function(tool: FunctionTool) -> Function:

@@ -7,6 +7,7 @@ Strict: a wrong type or an unknown key is an error. A key that OpenAI has and th
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -77,7 +78,8 @@ class Structured(Body):
     grammar: Annotated[Text, Field(min_length=1)] | None = None
 
     def fields(self) -> dict[str, Any]:
-        return self.model_dump(by_alias=True, exclude_none=True)
+        # Not without every null: a schema may ask for one.
+        return {name: value for name, value in self.model_dump(by_alias=True).items() if value is not None}
 
     @model_validator(mode="after")
     def _one(self) -> Structured:
@@ -173,6 +175,11 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    def shown(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        given = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {key: value for key, value in given.items() if value is not None}
+
 
 class Tool(Body):
     type: Literal["function"]
@@ -215,12 +222,14 @@ class Message(Body):
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: Text | None = None
+    """What it thought. Templates of models that think may show it to them again."""
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("has tool_calls, which only an assistant's message can have: remove them")
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and not self.reasoning_content:
             raise ValueError("has no content: give a text")
         return self
 
@@ -233,7 +242,32 @@ class Message(Body):
             message["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         return message if self.name is None else {**message, "name": self.name}
+
+
+class FunctionName(Body):
+    name: Text
+
+
+class NamedTool(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _no_names_of_ours(variables: dict[str, Any]) -> dict[str, Any]:
+    ours = _OURS.intersection(variables)
+    if ours:
+        raise ValueError(f"sets {min(ours)}, which the request gives in its own way: remove it")
+    return variables
+
+
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+Variables = Annotated[dict[str, Any], AfterValidator(_no_names_of_ours)]
+"""What a chat template may read beside the messages, such as enable_thinking."""
 
 
 class ChatRequest(Sampling):
@@ -245,26 +279,62 @@ class ChatRequest(Sampling):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     metadata: dict[Text, Text] | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
+    modalities: list[Literal["text"]] | None = None
+    # OpenAI's that are not offered: clients send null for what they do not use.
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    prediction: None = None
+    prompt_cache_retention: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
+    # Not OpenAI's:
+    chat_template_kwargs: Variables | None = None
+
+    @property
+    def forced(self) -> list[str]:
+        """Of which tools one must be called; none: the model decides."""
+        choice = self.tool_choice
+        return [choice.function.name] if isinstance(choice, NamedTool) else self.names if choice == "required" else []
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tools that may be called."""
+        return [tool["function"]["name"] for tool in self.offered or ()]
 
     @property
     def offered(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates take them; None without any."""
         if not self.tools or self.tool_choice == "none":
             return None
-        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools]
+        return [{"type": "function", "function": tool.function.shown()} for tool in self.tools]
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs: true; set it")
+        wanted = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        formed = self.structured_outputs is not None or not isinstance(self.response_format, TextFormat | None)
+        check_forced(wanted, [tool.function.name for tool in self.tools or ()], formed)
         return self
+
+
+def check_forced(wanted: str | None, names: Sequence[str], formed: bool) -> None:
+    """ValueError for a tool_choice that no call can follow. formed: the output has another form already."""
+    if wanted in (None, "none", "auto"):
+        return
+    if not names or (wanted != "required" and wanted not in names):
+        raise ValueError("tool_choice asks for a call of a function that tools does not have: add it to tools")
+    if formed:
+        raise ValueError("tool_choice asks for a call, and the request for another form of output: give one of them")
 
 
 class EmbeddingRequest(Body):
@@ -301,6 +371,7 @@ class TokenizeRequest(Body):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    chat_template_kwargs: Variables | None = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

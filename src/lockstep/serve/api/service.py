@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,11 +67,13 @@ class Service:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids under the chat template; LockstepError where it cannot take the messages, or the tools."""
         if tools and "tools" not in (self.tokenizer.template or ""):
             raise ApiError(400, "this model's chat template does not know tools: remove them.", "tools")
-        return self.tokenizer.chat([message.plain() for message in messages], add_generation_prompt, tools)
+        plain = [message.plain() for message in messages]
+        return self.tokenizer.chat(plain, add_generation_prompt, tools, **(variables or {}))
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,15 @@ async def start(
     seed = draw_seed() if params.seed is None else params.seed
     identity = f"{kind}-{secrets.token_hex(12)}"
     limits = [limit for limit in (body.timeout, service.config.request_timeout) if limit is not None]
-    run = Run(service, prompts, [], seed, identity, int(time.time()))
-    try:
-        for prompt in prompts:
-            submitted = await service.engine.submit(
+    wanted, room = len(prompts) * params.n, service.config.max_queue * service.config.replicas
+    if wanted > room:
+        raise ApiError(
+            400, f"{wanted} completions are asked for, but no more than {room} may wait here: ask for fewer."
+        )
+    # At once: the engine takes what has come between two steps, so one after the other would take a step for each.
+    submits = [
+        asyncio.ensure_future(
+            service.engine.submit(
                 prompt,
                 replace(params, seed=seed),
                 priority=body.priority or 0,
@@ -144,12 +151,26 @@ async def start(
                 salt=body.cache_salt,
                 client=client or body.user or "",
             )
-            run.requests.append(submitted)
+        )
+        for prompt in prompts
+    ]
+    try:
+        requests = await asyncio.gather(*submits)
     except BaseException:
-        run.abort()
+        await _take_back(service, submits)
         raise
+    run = Run(service, prompts, requests, seed, identity, int(time.time()))
     log.info("%s: %d prompt tokens, seed %d", identity, sum(map(len, prompts)), seed)
     return run
+
+
+async def _take_back(service: Service, submits: Sequence[asyncio.Task[Request]]) -> None:
+    """Abort those that were accepted, and those that would be."""
+    for submit in submits:
+        submit.cancel()
+    for done in await asyncio.gather(*submits, return_exceptions=True):
+        if isinstance(done, Request):
+            service.engine.abort(done)
 
 
 def sampling(body: Sampling, **more: Any) -> SamplingParams:
@@ -160,7 +181,6 @@ def sampling(body: Sampling, **more: Any) -> SamplingParams:
         "repetition_penalty": body.repetition_penalty, "seed": body.seed, "n": body.n,
         "logit_bias": {int(k): v for k, v in body.logit_bias.items()} if body.logit_bias else None,
         "stop": _stops(body.stop), "stop_token_ids": body.stop_token_ids, "ignore_eos": body.ignore_eos,
-        "structured_outputs": _structure(body),
     }  # fmt: skip
     return SamplingParams(**{name: value for name, value in given.items() if value is not None}, **more)
 
@@ -177,13 +197,15 @@ class Usage:
         if output.choice == 0:
             self._cached[index] = output.cached_tokens
 
-    def report(self, prompts: list[list[int]]) -> dict[str, Any]:
+    def report(self, prompts: list[list[int]], thought: int = 0) -> dict[str, Any]:
+        """thought: tokens that were thought, not said."""
         prompt = sum(map(len, prompts))
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self.generated,
             "total_tokens": prompt + self.generated,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "completion_tokens_details": {"reasoning_tokens": thought},
         }
 
 
@@ -191,7 +213,8 @@ def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _structure(body: Sampling) -> StructuredOutputs | None:
+def structure_of(body: Sampling) -> StructuredOutputs | None:
+    """What the completion must look like; None where the request does not say."""
     match body.response_format:
         case JsonObjectFormat():
             return StructuredOutputs(json_object=True)
