@@ -244,11 +244,13 @@ def test_a_grammar_that_grows_too_complex_ends_only_its_own_request(model, monke
 )
 def test_rules_within_rules_do_not_end_the_process(engine, structure):
     """The compiler recurses as deep as they go: on an ordinary stack this is a segmentation fault."""
-    assert ask(engine, structure, max_tokens=2).text in ("x", "1")
+    (answer,) = ask(engine, structure, max_tokens=2)
+    assert answer.text in ("x", "1")
 
 
 def test_many_choices(engine):
-    assert ask(engine, {"choice": [f"v{i}" for i in range(20_000)]}, max_tokens=9).text[0] == "v"
+    (answer,) = ask(engine, {"choice": [f"v{i}" for i in range(3000)]}, max_tokens=9)
+    assert answer.text[0] == "v"
     with pytest.raises(LockstepError, match="characters, and at most 524288 are read"):
         ask(engine, {"choice": [f"v{i}" for i in range(60_000)]})
 
