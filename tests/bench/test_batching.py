@@ -36,6 +36,7 @@ def test_every_way_is_measured_and_computes_the_rows_that_it_must() -> None:
             assert run["rate"] > 0
             assert run["answer"] > 0
             assert 0 < run["share"] < 1
+            assert 0 < run["reading"] < 1 - run["share"]
         assert report.data["ratio"][name] > 0
     assert report.data["ratio"]["continuous"] == 1
     assert min(report.data["first"].values()) > 0

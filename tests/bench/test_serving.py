@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lockstep.bench import describe
+from lockstep.bench.limit import Limit
 from lockstep.bench.serving import SIDES, Load, Server, Side, ask, compare
 from lockstep.bench.serving.compare import Sizes
 from lockstep.bench.serving.copies import _kept
@@ -30,7 +31,8 @@ OTHER = Side("other", TINY.command, body=TINY.body)
 def test_two_servers_take_turns_under_the_same_loads() -> None:
     servers = [Server(side, {}) for side in (TINY, OTHER)]
     said: list[str] = []
-    report = compare(servers, 300, Sizes((1, 3), 6, 8, 20, 2), describe(), "the command", said.append)
+    limit = Limit(layers=2e6, head=1e6, pair=1e3, weights=4e6, peak=1e11, bandwidth=1e10)
+    report = compare(servers, 300, Sizes((1, 3), 6, 8, 20, 2), describe(), limit, "the command", said.append)
     assert report.columns == ("", "lockstep", "other")
     names = [row[0] for row in report.rows]
     assert names[0] == "1 client: output tokens/s"
@@ -41,6 +43,9 @@ def test_two_servers_take_turns_under_the_same_loads() -> None:
     assert 0 < rate["first"] < 60
     assert report.data["peak_bytes"]["other"] > 50 * 2**20
     assert "round 2 of 2: long prompt, other" in said
+    most = f"{limit.rate(1, 6, 8):.0f} / {limit.rate(3, 6, 8):.0f} output tokens/s to 1 / 3 clients"
+    assert most in report.notes[1]
+    assert report.notes[2].startswith("Of that limit: 1 client lockstep ")
 
 
 def test_what_does_not_run_is_told_with_its_log() -> None:

@@ -22,7 +22,11 @@ from lockstep.bench.report import Report
 from lockstep.bench.turns import Spread, ratios, take_turns
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lockstep.model import Model
+    from lockstep.serve import Engine
+    from lockstep.serve.scheduler import Step
 
 
 Asked = tuple[list[int], int]
@@ -73,12 +77,13 @@ WAYS = {
 @dataclass(frozen=True)
 class Served:
     """One run of the mix. rate: tokens per second that were asked for. rows: tokens that went through the model. share:
-    of the time, outside the forward pass. answer: the median request's seconds until its answer is whole, all having
-    come at the beginning."""
+    of the time, outside the forward pass. reading: of the time, with rows of prompts. answer: the median request's
+    seconds until its answer is whole, all having come at the beginning."""
 
     rate: float
     rows: int
     share: float
+    reading: float
     answer: float
 
 
@@ -115,6 +120,7 @@ def batching(model: Model, mix: Mix, rounds: int, machine: Machine, command: str
 def _notes(mix: Mix, work: Sequence[Asked], found: Mapping[str, list[Served]], first: First) -> tuple[str, ...]:
     asked = sum(len(prompt) for prompt, _ in work), sum(tokens for _, tokens in work)
     continuous, static = found["continuous"][0].rows, found["static"][0].rows
+    shares = {name: statistics.median(run.reading for run in runs) for name, runs in found.items()}
     return (
         f"{mix.requests} requests, {mix.at_once} at once, {mix.prompt[0]} to {mix.prompt[1]} tokens in ({asked[0]:,} "
         f"together), {mix.output[0]} to {mix.output[1]} out ({asked[1]:,}), half with a common prefix of {mix.shared}.",
@@ -124,6 +130,9 @@ def _notes(mix: Mix, work: Sequence[Asked], found: Mapping[str, list[Served]], f
         f"Static computes {static / continuous:.2f} times the rows. Where a step's time goes with its rows, as on a "
         "processor without matrix instructions, that is about what there is to gain; rows that leave make room for "
         "others only where a step of few rows costs as much as one of many.",
+        f"Reading prompts takes {shares['continuous']:.0%} of the time of continuous batching and "
+        f"{shares['static']:.0%} of static batching's. A prompt costs the same in either: that part shrinks only by "
+        "prefixes that are shared, the rest by the rows of answers that are done already.",
         f"The first token of a prompt of {mix.shared + _BEHIND} tokens comes after {first.cold:.3g} s, after "
         f"{first.warm:.3g} s where its first {mix.shared} are known: {first.cold / first.warm:.1f} times sooner.",
     )
@@ -153,7 +162,7 @@ def _serve(model: Model, work: Sequence[Asked], mix: Mix, way: Way) -> Served:
     from lockstep.serve import Engine, SamplingParams
 
     engine = Engine(model, max_running=mix.at_once, prefix_cache=way.prefix_cache)
-    inside, answers = _clock(engine), list[float]()
+    clock, answers = _Clock(engine), list[float]()
     began = time.perf_counter()
     size = mix.at_once if way.whole_batches else len(work)
     for batch in (work[at : at + size] for at in range(0, len(work), size)):
@@ -166,23 +175,26 @@ def _serve(model: Model, work: Sequence[Asked], mix: Mix, way: Way) -> Served:
             answers += [time.perf_counter() - began] * ended
     seconds = time.perf_counter() - began
     rate = sum(tokens for _, tokens in work) / seconds
-    return Served(rate, engine.stats().computed_tokens, 1 - inside[0] / seconds, statistics.median(answers))
+    share, reading = 1 - clock.inside / seconds, clock.reading / seconds
+    return Served(rate, engine.stats().computed_tokens, share, reading, statistics.median(answers))
 
 
-def _clock(engine: object) -> list[float]:
-    """Seconds spent in the engine's forward passes from now on, in a list of one."""
-    runner = engine._runner  # type: ignore[attr-defined]
-    run, total = runner.run, [0.0]
+class _Clock:
+    """Seconds of an engine's forward passes from now on: all of them, and the part of those with rows of prompts."""
 
-    def timed(*arguments: object) -> object:
+    def __init__(self, engine: Engine) -> None:
+        self.inside = self.reading = 0.0
+        self._run = engine._runner.run
+        engine._runner.run = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, step: Step, rows: list[int]) -> Tensor:
         began = time.perf_counter()
-        try:
-            return run(*arguments)
-        finally:
-            total[0] += time.perf_counter() - began
-
-    runner.run = timed
-    return total
+        logits = self._run(step, rows)
+        seconds = time.perf_counter() - began
+        decoding = sum(chunk.samples and len(chunk.tokens) == 1 for chunk in step.chunks)
+        self.inside += seconds
+        self.reading += seconds * (1 - decoding / step.tokens)
+        return logits
 
 
 def _cell(values: list[float]) -> str:

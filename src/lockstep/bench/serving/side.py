@@ -12,12 +12,17 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import LockstepError
 
+if TYPE_CHECKING:
+    import httpx
+
 _START = 1200.0
 """Seconds a server may take to start; vLLM compiles for minutes, for ten on a busy machine."""
+_POLL = 0.05
+"""Seconds between two looks whether a server that starts answers."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +86,13 @@ class Server:
         if program and not Path(program).exists():
             raise LockstepError(f"{side.name} is not installed: {program} is missing. Run benchmarks/peers.sh first.")
         self._command = [part.format(**filled) for part in side.command]
-        self._environment = {key: value.format(**filled) for key, value in side.environment.items()}
+        # A start from warm caches finds its byte code there, as an installed program's is.
+        self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+        self._environment |= {key: value.format(**filled) for key, value in side.environment.items()}
         self._log = tempfile.NamedTemporaryFile(prefix=f"lockstep-bench-{side.name}-", suffix=".log")  # noqa: SIM115
         self._process: subprocess.Popen[bytes] | None = None
         self.start_seconds = 0.0
+        """Of the last start."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -92,18 +100,26 @@ class Server:
 
     def start(self) -> None:
         """Start it and wait until it answers a completion of one token."""
-        began = time.perf_counter()
-        self._process = subprocess.Popen(
-            self._command, env={**os.environ, **self._environment}, stdout=self._log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-        while not self._answers():
-            if self._process.poll() is not None or time.perf_counter() - began > _START:
-                tail = Path(self._log.name).read_text(errors="replace")[-1500:]
-                self.end()
-                raise LockstepError(f"{self.side.name} did not start ({' '.join(self._command)}):\n{tail}")
-            time.sleep(0.1)
-        self.start_seconds = time.perf_counter() - began
+        import httpx
+
+        with httpx.Client(base_url=self.url, timeout=_START) as client:
+            began = time.perf_counter()
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdout=self._log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+            while not self._answers(client):
+                if self._process.poll() is not None or time.perf_counter() - began > _START:
+                    tail = Path(self._log.name).read_text(errors="replace")[-1500:]
+                    self.end()
+                    raise LockstepError(f"{self.side.name} did not start ({' '.join(self._command)}):\n{tail}")
+                time.sleep(_POLL)
+            self.start_seconds = time.perf_counter() - began
+
+    def start_again(self) -> None:
+        """End it and start it, from the caches that it has filled."""
+        self._kill()
+        self.start()
 
     def pause(self) -> None:
         """Let nothing of it run: a server that spins while idle would take the other's time."""
@@ -113,9 +129,7 @@ class Server:
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        self._signal(signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait()
+        self._kill()
         self._log.close()
 
     def peak_memory(self) -> int:
@@ -123,14 +137,19 @@ class Server:
         assert self._process is not None
         return sum(_peak(pid) for pid in _group(self._process.pid))
 
-    def _answers(self) -> bool:
+    def _answers(self, client: httpx.Client) -> bool:
         import httpx
 
         body = {**self.body, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0.0}
         try:
-            return httpx.post(f"{self.url}/v1/completions", json=body, timeout=_START).status_code == 200
+            return client.post("/v1/completions", json=body).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
 
     def _signal(self, number: int) -> None:
         if self._process is not None:

@@ -38,6 +38,7 @@ def serve(
     from rich.console import Console
 
     from lockstep.bench import describe
+    from lockstep.bench.limit import limit_of
     from lockstep.bench.serving import SIDES, Server, compare
     from lockstep.bench.serving.compare import Sizes
     from lockstep.bench.serving.copies import gguf_copy, hf_copy
@@ -66,7 +67,10 @@ def serve(
             "vllm_dtype": "bfloat16" if "avx512_bf16" in instruction_sets() else "float32",
         }  # fmt: skip
         servers = [Server(SIDES[name], values) for name in ("lockstep", *names)]
-        report = compare(servers, loaded.config.vocab_size, sizes, describe(), command, status.update)
+        machine = describe()
+        status.update("measuring the machine's peaks")
+        limit = limit_of(loaded.decoder)
+        report = compare(servers, loaded.config.vocab_size, sizes, machine, limit, command, status.update)
     publish(report, json_file, write)
 
 
