@@ -54,9 +54,12 @@ class Machine:
         self.scheduler.add(one)
         return one
 
-    def step(self):
-        step = self.scheduler.schedule()
+    def step(self, mixed: int | None = None):
+        decoding = sum(one.decoding for one in self.scheduler.running)
+        step = self.scheduler.schedule(mixed)
         assert step.tokens <= self.scheduler.max_batch_tokens
+        if mixed is not None and decoding:
+            assert step.tokens <= max(mixed, decoding + 16)
         written = [self._run(chunk) for chunk in step.chunks]
         assert len(set().union(*written)) == sum(map(len, written)), "two sequences wrote one slot"
         self.computed += step.tokens
@@ -128,10 +131,10 @@ class ServingMachine(RuleBasedStateMachine):
     def add(self, prompt, new, salt, priority):
         self.machine.add(prompt, new, salt, priority)
 
-    @rule(count=st.integers(1, 8))
-    def run(self, count):
+    @rule(count=st.integers(1, 8), mixed=st.none() | st.integers(1, 24))
+    def run(self, count, mixed):
         for _ in range(count):
-            self.machine.step()
+            self.machine.step(mixed)
 
     @precondition(lambda self: self.machine.alive)
     @rule(data=st.data())
@@ -188,6 +191,15 @@ def test_decode_is_never_starved_by_a_long_prompt():
         step = machine.step()
         sizes = {chunk.sequence: len(chunk.tokens) for chunk in step.chunks}
         assert sizes == {decoding.uid: 1, 1: 7}
+
+
+def test_prompts_are_read_in_smaller_chunks_while_somebody_decodes_and_go_on_in_any_case():
+    machine = Machine(pages=400, budget=100, running=30)
+    machine.add([1] * 90, 30)
+    assert machine.step(40).tokens == 90, "nobody waits for a token"
+    machine.add([1] * 300, 1)
+    assert machine.step(40).tokens == 40
+    assert machine.step(1).tokens == 1 + 16, "a step that is slow already reads some of a prompt too"
 
 
 def test_outputs_under_pressure_are_those_of_a_large_pool():

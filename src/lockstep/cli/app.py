@@ -13,11 +13,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lockstep.errors import LockstepError
+
+if TYPE_CHECKING:
+    from lockstep.serve.launch import Launched
 
 COMMANDS = (
     "train", "eval", "export", "convert", "quantize", "hash", "plan", "dryrun",
@@ -37,19 +40,20 @@ _SYSTEM = {
 _EPILOG = "Every command takes --debug: show the traceback of an error."
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit the process with its code."""
+def main(arguments: Sequence[str] | None = None, engine: Launched | None = None) -> None:
+    """Run the command line and exit the process with its code. engine: see `run`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug, rest = _take_debug(given)
-    sys.exit(run(rest or ["--help"], debug))
+    sys.exit(run(rest or ["--help"], debug, engine))
 
 
-def run(arguments: list[str], debug: bool = False) -> int:
-    """Run one command and return the exit code; messages of errors go to stderr."""
+def run(arguments: list[str], debug: bool = False, engine: Launched | None = None) -> int:
+    """Run one command and return the exit code; messages of errors go to stderr. engine: of `lockstep serve`, where it
+    was started before there was time for this."""
     try:
         command = typer.main.get_command(_application(arguments))
         # Not standalone: errors come here, so that every one of them is reported in the same way.
-        result = command.main(arguments, prog_name="lockstep", standalone_mode=False)
+        result = command.main(arguments, prog_name="lockstep", standalone_mode=False, obj=engine)
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -23,6 +23,7 @@ LogLevel = Annotated[
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[str | None, typer.Argument(help="A directory, a .gguf file or an alias (smollm2-135m).")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A YAML file; its `serve` section.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, such as serve.max_running=8.")] = None,
@@ -44,21 +45,15 @@ def serve(
         "draft_model": draft_model, "replicas": replicas, "tp": tp,
     }  # fmt: skip
     settings = [*(set_ or []), *(f"serve.{key}={value}" for key, value in given.items() if value is not None)]
-    # It imports PyTorch while this process reads the rest. A file or --set may ask for another number of processes.
-    engine = launch() if model is not None and not (config or set_ or replicas or tp) else None
-    try:
-        from lockstep.config import load_config
+    from lockstep.config import load_config
 
-        whole = load_config(config, settings)
-        source = model if model is not None else whole.model
-        if not isinstance(source, str):
-            raise LockstepError(
-                "no model to serve: give a directory, a .gguf file or an alias, as in `lockstep serve DIR`."
-            )
-        _run(source, whole.serve, engine, dtype, numerics, log_level)
-    finally:
-        if engine is not None:
-            engine.end()
+    whole = load_config(config, settings)
+    source = model if model is not None else whole.model
+    if not isinstance(source, str):
+        raise LockstepError(
+            "no model to serve: give a directory, a .gguf file or an alias, as in `lockstep serve DIR`."
+        )
+    _run(source, whole.serve, context.obj, dtype, numerics, log_level)
 
 
 def _run(

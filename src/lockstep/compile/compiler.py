@@ -114,6 +114,8 @@ class Compiler:
     def _captured(self, stage: Stage, key: str | None, report: StageReport) -> Halves:
         if self.only_cached:
             raise NotCached(f"{stage.name}: it is not in the compile cache")
+        import torch._meta_registrations  # noqa: F401 - a process that serves is without them until now
+
         try:
             function = stage.function()
             halves = self._at(stage, function, MORE, report)

@@ -56,8 +56,10 @@ class ServeConfig(Section):
     """auto: the compute dtype. int8: half of bfloat16's memory, a scale for each head of each token; it needs
     numerics fast."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = BATCH_TOKENS
-    """Tokens of one forward pass: decoding sequences first, then chunks of prompts. More of them make who is decoding
-    wait longer for its next token while a prompt is read."""
+    """Tokens of one forward pass: decoding sequences first, then chunks of prompts."""
+    step_seconds: Annotated[float, Field(gt=0)] | None = None
+    """How long a forward pass may take while somebody waits for its next token: prompts are then read in chunks of so
+    many tokens as fit, by the time that passes took. None: as many as max_batch_tokens allows."""
     level: Literal["O0", "O2"] = "O2"
     """O2 runs a forward pass as one compiled program, taken from the compile cache; O0 operator by operator. The bits
     are the same."""

@@ -14,12 +14,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from lockstep.errors import LockstepError
 from lockstep.serve.launch import Launched, begin, launch_ranks
+from lockstep.serve.lean import import_torch
 from lockstep.serve.params import Output
 from lockstep.serve.state import PromptTooLong, QueueFull, RanksLost
 from lockstep.serve.tp import open_model
@@ -38,6 +39,7 @@ from lockstep.serve.wire import (
     Submit,
     Told,
     Vectors,
+    Vocabulary,
     Weights,
     frame,
     receive,
@@ -59,6 +61,7 @@ def main() -> None:
     link = begin()
     ranks = launch_ranks(int(sys.argv[3]))  # they import PyTorch while this process does
     gc.disable()  # PyTorch makes objects that stay: to look through them while they are made finds nothing
+    import_torch()
     import lockstep.model
     import lockstep.serve.engine  # noqa: F401
 
@@ -70,8 +73,8 @@ def main() -> None:
     logging.basicConfig(level=spec.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
     sender = _Sender(link)
     try:
-        engine = build(spec, ranks)
-        sender(_ready(engine))
+        engine = build(spec, ranks, sender)
+        sender(Ready(engine.max_length, engine.stats()))
         Loop(engine, spec, sender).run(link)
         engine.close()
     except RanksLost as error:
@@ -85,18 +88,22 @@ def main() -> None:
         sys.exit(1)
 
 
-def build(spec: EngineSpec, ranks: Sequence[Launched]) -> Engine:
-    """The engine that a spec describes. ranks: the processes besides this one, which wait to be told."""
-    from lockstep.model import PackedCache, load
+def build(spec: EngineSpec, ranks: Sequence[Launched], send: Callable[[Message], None]) -> Engine:
+    """The engine that a spec describes. ranks: the processes besides this one, which wait to be told. send: takes what
+    the server can begin with while the rest is made."""
+    from lockstep.model import Model, PackedCache, load
     from lockstep.serve.engine import Engine
 
     draft = spec.draft_model
     packed = PackedCache(log.info, spec.weight_cache) if spec.weight_cache else None
+    model = open_model(spec.model, spec.tp, spec.dtype, spec.numerics, ranks, packed)
+    send(_vocabulary(model if isinstance(model, Model) else model.model))
     engine = Engine(
-        open_model(spec.model, spec.tp, spec.dtype, spec.numerics, ranks, packed),
+        model,
         kv_memory=spec.kv_memory,
         kv_dtype=spec.kv_dtype,
         max_batch_tokens=spec.max_batch_tokens,
+        step_seconds=spec.step_seconds,
         max_running=spec.max_running,
         max_queue=spec.max_queue,
         shares=spec.shares,
@@ -268,16 +275,14 @@ def _state(path: str, model: Model) -> State:
     return {name: parameter.detach() for name, parameter in new.decoder.named_parameters()}
 
 
-def _ready(engine: Engine) -> Ready:
-    tokenizer = engine.model.tokenizer
-    return Ready(
+def _vocabulary(model: Model) -> Vocabulary:
+    tokenizer = model.tokenizer
+    return Vocabulary(
         tokenizer.backend.to_str(),
         tokenizer.template,
         (tokenizer.bos_id, sorted(tokenizer.eos_ids), tokenizer.pad_id),
         tokenizer.settings,
-        engine.max_length,
-        engine.model.config.vocab_size,
-        engine.stats(),
+        model.config.vocab_size,
     )
 
 

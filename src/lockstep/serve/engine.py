@@ -24,6 +24,7 @@ from lockstep.serve.capacity import page_count
 from lockstep.serve.draft_model import DraftModel, check_draft
 from lockstep.serve.drawing import Draw, draw_all
 from lockstep.serve.embedding import Pooling, embed_with
+from lockstep.serve.pace import Pace
 from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
 from lockstep.serve.runner import Level, Runner, page_bytes
 from lockstep.serve.sampler import draw_seed
@@ -45,7 +46,8 @@ class Engine:
 
     model: what `lockstep.load` gives, or the processes that share one (`serve.tp`). tp: processes that share the
     model's layers, with its bytes; `close` ends them.
-    kv_memory: bytes for keys and values, of all processes together. max_batch_tokens: tokens of one step.
+    kv_memory: bytes for keys and values, of all processes together. max_batch_tokens: tokens of one step. step_seconds:
+    how long a step may take while a sequence waits for its next token: prompts are then read in smaller chunks.
     max_running: sequences that share a step. max_queue: sequences that may wait (None: any number).
     shares: how much more than others a client gets while requests wait, 1 for whom it does not name.
     kv_dtype: "int8" halves what a page takes, on a model loaded with numerics "fast"; "auto" is the model's dtype.
@@ -63,6 +65,7 @@ class Engine:
         kv_memory: int = 2**30,
         kv_dtype: Literal["auto", "int8"] = "auto",
         max_batch_tokens: int = BATCH_TOKENS,
+        step_seconds: float | None = None,
         max_running: int = 64,
         max_queue: int | None = None,
         shares: Mapping[str, float] | None = None,
@@ -97,6 +100,7 @@ class Engine:
         if drafts is None:
             drafts = 0 if draft_model is None else 4
         self._scheduler = Scheduler(self._cache, max_batch_tokens, max_running, drafts, drafter, shares)
+        self._pace = None if step_seconds is None else Pace(step_seconds, max_batch_tokens)
         if self._group is None and tp > 1:
             from lockstep.serve.tp.group import Group
 
@@ -186,11 +190,14 @@ class Engine:
     def step(self) -> list[Output]:
         """One forward pass over the next batch; what it added to each choice that has something to tell."""
         outputs = self._expired()
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(None if self._pace is None else self._pace.rows)
         if step.chunks:
             rows, plan = readings(step, self._sequences)
             self._look_ahead(plan)
+            began = time.perf_counter()
             logits = self._runner.run(step, rows)
+            if self._pace is not None:
+                self._pace.ran(step.tokens, time.perf_counter() - began)
             self._steps += 1
             self._computed += step.tokens
             outputs += self._read(plan, logits)

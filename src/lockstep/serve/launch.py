@@ -8,11 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.cores import usable_cores
 
 _PR_SET_PDEATHSIG = 1
+_UNSURE = ("-c", "--config", "--replicas", "--tp", "-h", "--help")
+_PROCESSES = ("serve.replicas", "serve.tp")
+"""Options, and keys of --set, that say how many processes there are, or that nothing is to be served."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,16 @@ def launch(threads: int | None = None, tp: int = 1) -> Launched:
     """An engine's process. threads: how many it computes with; None: as many as it likes. tp: processes that share its
     model, which it starts."""
     return _launch("lockstep.serve.child", threads, str(tp))
+
+
+def launch_early(arguments: Sequence[str]) -> Launched | None:
+    """The engine of `lockstep serve` with these arguments of the command line, before they are understood. None where
+    they ask for something else, or where a configuration has to be read before it is known how many processes do."""
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    if words[:1] != ["serve"] or len(words) < 2:
+        return None
+    unsure = any(a.startswith(_UNSURE) or any(key in a for key in _PROCESSES) for a in arguments)
+    return None if unsure else launch()
 
 
 def launch_ranks(tp: int) -> list[Launched]:

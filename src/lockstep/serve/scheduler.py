@@ -1,9 +1,10 @@
 """Which tokens are computed next: continuous batching with chunked prefill, as values. No tensors here.
 
-Each step has a budget of tokens. Running sequences that decode come first, one token each, so long prompts never
-starve them; the rest of the budget goes to prefill, in chunks, and to waiting sequences in order of priority, of
-what their clients were given (`fairness`), and of arrival. When pages run out the newest running sequence goes back
-to the queue and is computed again later: by the bit contract that changes nothing but time.
+Each step has a budget of tokens, smaller while some sequence waits for its next token (`pace`). Running sequences that
+decode come first, one token each, so long prompts never starve them; the rest of the budget goes to prefill, in chunks,
+and to waiting sequences in order of priority, of what their clients were given (`fairness`), and of arrival. When pages
+run out the newest running sequence goes back to the queue and is computed again later: by the bit contract that changes
+nothing but time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from lockstep.serve.cache import Cache
 from lockstep.serve.drafting import Drafter, PromptLookup
 from lockstep.serve.fairness import FairShare
 from lockstep.serve.sequence import Sequence
+
+_LEAST = 16
+"""Tokens of prompts that a step reads beside those that are decoded, however long that takes: prompts go on too."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +84,19 @@ class Scheduler:
         self.cache.release(sequence)
         self.drafter.forget(sequence)
 
-    def schedule(self) -> Step:
-        """The next step; empty when nothing can run."""
+    def schedule(self, mixed: int | None = None) -> Step:
+        """The next step; empty when nothing can run. mixed: its most tokens while some sequence decodes, where that is
+        less than `max_batch_tokens`."""
+        budget = self._budget(mixed)
         sizes: dict[int, int] = {}
         preempted: list[int] = []
         for sequence in sorted(self.running, key=lambda s: not s.decoding):
             if sequence in self.running:
-                self._grow(sequence, sizes, preempted)
+                self._grow(sequence, sizes, preempted, budget)
         if not preempted:
-            for sequence in self._admissible(self.max_batch_tokens - sum(sizes.values())):
-                self._grow(sequence, sizes, preempted)
-        drafts = {} if preempted else self._drafts(self.max_batch_tokens - sum(sizes.values()))
+            for sequence in self._admissible(budget - sum(sizes.values())):
+                self._grow(sequence, sizes, preempted, budget)
+        drafts = {} if preempted else self._drafts(budget - sum(sizes.values()))
         chunks = (_chunk(s, sizes[s.uid], drafts.get(s.uid, [])) for s in self.running if sizes.get(s.uid))
         return Step(tuple(chunks), tuple(preempted))
 
@@ -106,9 +112,15 @@ class Scheduler:
             self._preempt(sequence)
         self.cache.clear()
 
-    def _grow(self, sequence: Sequence, sizes: dict[int, int], preempted: list[int]) -> None:
+    def _budget(self, mixed: int | None) -> int:
+        decoding = sum(sequence.decoding for sequence in self.running)
+        if mixed is None or not decoding:
+            return self.max_batch_tokens
+        return min(self.max_batch_tokens, max(mixed, decoding + _LEAST))
+
+    def _grow(self, sequence: Sequence, sizes: dict[int, int], preempted: list[int], budget: int) -> None:
         """Give a running sequence its tokens of this step, and pages for them, taken from others if it must be."""
-        size = min(sequence.remaining, self.max_batch_tokens - sum(sizes.values()))
+        size = min(sequence.remaining, budget - sum(sizes.values()))
         while size and not self.cache.reserve(sequence, sequence.computed + size):
             victim = self.running[-1]
             self._preempt(victim)

@@ -23,6 +23,7 @@ def engine_spec(
         kv_memory=byte_count(config.kv_memory),
         kv_dtype=config.kv_dtype,
         max_batch_tokens=config.max_batch_tokens,
+        step_seconds=config.step_seconds,
         level=config.level,
         max_running=config.max_running,
         max_queue=config.max_queue,

@@ -42,6 +42,7 @@ from lockstep.serve.wire import (
     Submit,
     Told,
     Vectors,
+    Vocabulary,
     Weights,
     frame,
     read,
@@ -111,6 +112,8 @@ class Supervisor:
         self._first = first
         self._writer: asyncio.StreamWriter | None = None
         self._loaded: Loaded | None = None
+        self._tokenizer: Tokenizer | None = None
+        self._vocabulary = 0
         self._requests: dict[int, Request] = {}
         self._calls: dict[int, asyncio.Future[Report]] = {}
         self._ids = count()
@@ -288,8 +291,11 @@ class Supervisor:
                         request.deliver(output)
                         if not request.running:
                             del self._requests[identity]
+            case Vocabulary():
+                self._tokenizer, self._vocabulary = _tokenizer(report), report.size
             case Ready():
-                self._loaded, self.stats = _loaded(report), report.stats
+                assert self._tokenizer is not None, "the vocabulary comes first"
+                self._loaded, self.stats = Loaded(self._tokenizer, report.max_length, self._vocabulary), report.stats
                 self.reason = None
                 self.starts += 1
                 self._settled.set()
@@ -315,11 +321,10 @@ _REFUSALS: Mapping[str, type[Exception]] = {
 }  # fmt: skip
 
 
-def _loaded(ready: Ready) -> Loaded:
-    bos, eos, pad = ready.special
-    backend: Any = Backend.from_str(ready.tokenizer)
-    tokenizer = Tokenizer(backend, ready.template, bos, frozenset(eos), pad, ready.settings)
-    return Loaded(tokenizer, ready.max_length, ready.vocabulary)
+def _tokenizer(told: Vocabulary) -> Tokenizer:
+    bos, eos, pad = told.special
+    backend: Any = Backend.from_str(told.tokenizer)
+    return Tokenizer(backend, told.template, bos, frozenset(eos), pad, told.settings)
 
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> int:

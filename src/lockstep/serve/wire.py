@@ -31,6 +31,7 @@ class EngineSpec(Message, frozen=True):
     kv_memory: int
     kv_dtype: Literal["auto", "int8"]
     max_batch_tokens: int
+    step_seconds: float | None
     level: Literal["O0", "O2"]
     max_running: int
     max_queue: int | None
@@ -81,8 +82,9 @@ class Ping(Message, frozen=True):
 Command = EngineSpec | Submit | Abort | Embed | Weights | Ping
 
 
-class Ready(Message, frozen=True):
-    """The engine is loaded. The tokenizer comes with it: the server reads no model files."""
+class Vocabulary(Message, frozen=True):
+    """The model's tokenizer, for the server, which reads no model files: before the engine is ready, so that both have
+    something to do."""
 
     tokenizer: str
     """tokenizer.json"""
@@ -90,8 +92,14 @@ class Ready(Message, frozen=True):
     special: tuple[int | None, list[int], int | None]
     """bos id, eos ids, pad id"""
     settings: dict[str, Any]
+    size: int
+    """Of the model's embedding."""
+
+
+class Ready(Message, frozen=True):
+    """The engine is loaded, its vocabulary was told."""
+
     max_length: int
-    vocabulary: int
     stats: Stats
 
 
@@ -135,7 +143,7 @@ class Failed(Message, frozen=True):
     mistake: bool = False
 
 
-Report = Ready | Accepted | Refused | Vectors | Replaced | Told | Pong | Failed
+Report = Vocabulary | Ready | Accepted | Refused | Vectors | Replaced | Told | Pong | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
