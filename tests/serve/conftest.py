@@ -14,7 +14,15 @@ from functools import cache
 
 import pytest
 import torch
+from starlette.testclient import TestClient
 
+from lockstep.config.serve import ServeConfig
+from lockstep.model.model import Model
+from lockstep.serve.api import create_app
+from lockstep.serve.replicas import Replicas
+from lockstep.serve.spec import engine_spec
+from tests.serve.knowing import thinking
+from tests.serve.running import wait_for
 from tests.serve.tiny import tiny_model
 
 
@@ -67,3 +75,14 @@ def server(directory: str | None = None, **settings: object) -> Iterator[tuple[s
 def url() -> Iterator[str]:
     with server() as (address, _):
         yield address
+
+
+@pytest.fixture(scope="session")
+def knowing(model, tmp_path_factory) -> Iterator[TestClient]:
+    """The application around an engine process of its own, on the tiny model with a template that knows tools and
+    thoughts."""
+    directory = tmp_path_factory.mktemp("knowing") / "model"
+    Model(model.decoder, thinking(model.tokenizer), model.ops, model.dtype).save(directory)
+    with TestClient(create_app(Replicas(engine_spec(str(directory), ServeConfig())), "tiny", ServeConfig())) as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, 60)
+        yield client

@@ -15,4 +15,6 @@ def map_body(context: Any, body: Any) -> Any:
         timeout = body.get("timeout")
         if isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout > 0:
             body["timeout"] = max(timeout, 60.0)
+        if body.get("encoding_format") == "base64":  # OpenAI's document says that every vector is a list of numbers
+            body["encoding_format"] = "float"
     return body

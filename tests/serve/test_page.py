@@ -73,10 +73,10 @@ def endless(page: Page) -> None:
     go_on(page, max_tokens=950)
 
 
-def chunk(text: str, finish: str | None = None) -> str:
+def chunk(text: str, finish: str | None = None, kind: str = "content") -> str:
     """An event of a stream that says this."""
     score = {"token": text, "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": []}
-    choice = {"delta": {"content": text}, "logprobs": {"content": [score]}, "finish_reason": finish}
+    choice = {"delta": {kind: text}, "logprobs": {"content": [score]}, "finish_reason": finish}
     return f"data: {json.dumps({'choices': [choice]})}\n\n"
 
 
@@ -176,6 +176,27 @@ def test_markdown_becomes_elements_and_html_stays_text(page: Page) -> None:
     assert [link.get_attribute("href") for link in text.locator("a").all()] == ["https://example.org/a"]
     # A token that lies in two elements is marked in both.
     assert text.locator('p > [data-token="1"], code [data-token="1"]').count() == 2
+
+
+def test_thoughts_are_shown_apart(page: Page) -> None:
+    """Their tokens are none of the answer's, and are not sent back with it."""
+    pieces = [
+        chunk("hm <b>", kind="reasoning_content"),
+        chunk(" 3?", kind="reasoning_content"),
+        chunk("Three"),
+        chunk("."),
+    ]
+    body = "".join([*pieces, "data: [DONE]\n\n"])
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    ask(page, "1 + 2?")
+    expect(page.locator(".foot")).to_be_visible()
+    thought = page.locator(".assistant .thought")
+    thought.locator("summary").click()
+    expect(thought).to_contain_text("hm <b> 3?")
+    assert page.locator(".assistant .token").all_text_contents() == ["Three", "."]
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "and then")
+    assert json.loads(asked.value.post_data or "")["messages"][1] == {"role": "assistant", "content": "Three."}
 
 
 def test_errors_are_told_and_can_be_tried_again(page: Page) -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import replace
-
 import numpy as np
 import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
-from tokenizers import Tokenizer as Backend
 
-from lockstep.config.serve import ServeConfig
-from lockstep.model.model import Model
-from lockstep.model.tokenizer import Tokenizer
-from lockstep.serve.api import create_app
 from lockstep.serve.api.thoughts import Thoughts, expects
-from lockstep.serve.replicas import Replicas
-from lockstep.serve.spec import engine_spec
-from tests.serve.running import wait_for
+from lockstep.serve.structured import Guides, StructuredOutputs
+from tests.serve.knowing import thinking
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n{% endfor %}"
-    "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
-)
 PARTS = st.lists(st.sampled_from(["<think>", "</think>", "</th", "<th", "\n", " ", "a", "b <"]), max_size=8)
 
 
@@ -64,42 +48,24 @@ def test_any_cut_gives_the_same(text, expected, sizes):
         assert whole.tokens(places) == text.index("</think>") + len("</think>")
 
 
-def thinking(tokenizer: Tokenizer) -> Tokenizer:
-    """The tiny tokenizer, whose last two tokens are the marks."""
-    told = json.loads(tokenizer.backend.to_str())
-    vocabulary, merges = told["model"]["vocab"], told["model"]["merges"]
-    for mark, index in (("</think>", len(vocabulary) - 1), ("<think>", len(vocabulary) - 2)):
-        old = next(name for name, number in vocabulary.items() if number == index)
-        told["model"]["merges"] = merges = [pair for pair in merges if "".join(pair) != old and old not in pair]
-        del vocabulary[old]
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        told["added_tokens"].append({"id": index, "content": mark, **flags})
-        vocabulary[mark] = index
-    return replace(tokenizer, backend=Backend.from_str(json.dumps(told)), template=TEMPLATE)
+@pytest.fixture
+def client(knowing) -> openai.OpenAI:
+    return openai.OpenAI(base_url="http://testserver/v1", api_key="none", max_retries=0, http_client=knowing)
 
 
-@pytest.fixture(scope="module")
-def client(model, tmp_path_factory) -> Iterator[openai.OpenAI]:
-    """A model that is made to think: the closing mark is likely, so a thought ends soon."""
-    directory = tmp_path_factory.mktemp("thinking") / "model"
-    Model(model.decoder, thinking(model.tokenizer), model.ops, model.dtype).save(directory)
-    app = create_app(Replicas(engine_spec(str(directory), ServeConfig())), "tiny", ServeConfig())
-    with TestClient(app) as inner:
-        wait_for(lambda: inner.get("/ready").status_code == 200, 60)
-        yield openai.OpenAI(base_url="http://testserver/v1", api_key="none", max_retries=0, http_client=inner)
-
-
-def ask(client, **more):
+def ask(client, extra_body=None, **more):
+    """The model is made to think: the closing mark is likely, so a thought ends soon."""
     bias = {"319": 9, "0": -100, "2": -100}
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "the?"}], "max_tokens": 40, "seed": 1}
-    return client.chat.completions.create(**{**asked, "logit_bias": bias, **more})
+    extra = {"chat_template_kwargs": {"enable_thinking": True}, **(extra_body or {})}
+    return client.chat.completions.create(**{**asked, "logit_bias": bias, "extra_body": extra, **more})
 
 
 def test_what_a_prompt_lets_come(model):
     tokenizer = thinking(model.tokenizer)
     said = [{"role": "user", "content": "<think>"}]
-    assert expects(tokenizer, tokenizer.chat(said)) == "begun"
-    assert expects(tokenizer, tokenizer.chat(said, enable_thinking=False)) == "none"
+    assert expects(tokenizer, tokenizer.chat(said, enable_thinking=True)) == "begun"
+    assert expects(tokenizer, tokenizer.chat(said)) == "none"
     assert expects(tokenizer, tokenizer.encode("user: the")) == "may"
     assert expects(model.tokenizer, model.tokenizer.chat(said)) == "none"
 
@@ -139,8 +105,6 @@ def test_a_structure_begins_behind_the_thought(client):
 
 def test_a_thought_does_not_end_the_completion(model):
     """Inside it every token is free but those that end it all; the structure follows the token that closes it."""
-    from lockstep.serve.structured import Guides, StructuredOutputs
-
     guides = Guides(model.tokenizer, model.config.vocab_size, frozenset({0, 2}))
     guide = guides.guide(StructuredOutputs(choice=("the",), opens=318, closes=319))
     (the,) = model.tokenizer.encode("the")

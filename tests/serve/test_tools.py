@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
 
-from lockstep.config.serve import ServeConfig
-from lockstep.model.model import Model
-from lockstep.serve.api import create_app
 from lockstep.serve.api.tools import parse
-from lockstep.serve.replicas import Replicas
-from lockstep.serve.spec import engine_spec
-from tests.serve.running import wait_for
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = '{"name": "add", "arguments": {"x": 1}}'
@@ -26,10 +15,6 @@ V3 = "<\uff5ctool\u2581calls\u2581begin\uff5c>{}<\uff5ctool\u2581calls\u2581end\
 _BEGIN, _SEP, _END = (f"<\uff5ctool\u2581{name}\uff5c>" for name in ("call\u2581begin", "sep", "call\u2581end"))
 V3_CALL = f'{_BEGIN}function{_SEP}add\n```json\n{{"x": 1}}\n```{_END}'
 V31_CALL = f'{_BEGIN}add{_SEP}{{"x": 1}}{_END}'
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.x }}{% endfor %}\n{% endfor %}"
-)
 
 
 @pytest.mark.parametrize(
@@ -56,20 +41,9 @@ def test_parse(text, content, names):
     assert all(json.loads(call["function"]["arguments"]) == {"x": 1} for call in calls)
 
 
-@contextmanager
-def served(directory: Path) -> Iterator[TestClient]:
-    """The application around an engine process of its own."""
-    with TestClient(create_app(Replicas(engine_spec(str(directory), ServeConfig())), "tiny", ServeConfig())) as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, 60)
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(model, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("knowing") / "model"
-    Model(model.decoder, replace(model.tokenizer, template=TEMPLATE), model.ops, model.dtype).save(directory)
-    with served(directory) as client:
-        yield client
+@pytest.fixture
+def client(knowing):
+    return knowing
 
 
 def ask(client, **more):

@@ -5,6 +5,7 @@ import { render } from "./markdown.js";
 export class Answer {
   constructor() {
     this.text = "";
+    this.thought = null; // its element, once the model thinks before it answers
     this.tokens = []; // {from, to, score}: the text of the token lies in [from, to)
     this.element = document.createElement("div");
     this.element.className = "text waiting";
@@ -26,19 +27,34 @@ export class Answer {
     const choice = chunk.choices[0];
     if (!choice) return;
     const text = choice.delta.content ?? "";
+    if (choice.delta.reasoning_content) this.think(choice.delta.reasoning_content);
     for (const score of choice.logprobs?.content ?? []) {
       this.first ??= now;
       this.last = now;
       this.count += 1;
+      if (this.thought && !this.text && !text) continue; // a token of the thought
       let piece = this.decoder.decode(new Uint8Array(score.bytes), { stream: true });
-      // At the very beginning a tokenizer may leave out the space that the token has elsewhere.
-      if (this.length === 0 && piece.startsWith(" ") && text && !text.startsWith(" ")) piece = piece.slice(1);
+      // At the very beginning a tokenizer may leave out the space that the token has elsewhere; behind a thought all
+      // white space is left out.
+      if (this.length === 0 && text && !/^\s/.test(text)) piece = this.thought ? piece.trimStart() : piece.replace(/^ /, "");
       this.tokens.push({ from: this.length, to: this.length + piece.length, score });
       this.length += piece.length;
     }
     this.text += text;
     if (choice.finish_reason) this.finish = choice.finish_reason;
     this.show();
+  }
+
+  // More of what it thinks, which is shown where it is asked for.
+  think(text) {
+    if (!this.thought) {
+      this.thought = document.createElement("details");
+      this.thought.className = "thought";
+      const summary = document.createElement("summary");
+      summary.textContent = "Thoughts";
+      this.thought.append(summary, "");
+    }
+    this.thought.lastChild.data += text;
   }
 
   // Draw at the next frame, however many chunks come before it.
@@ -49,7 +65,10 @@ export class Answer {
   draw() {
     cancelAnimationFrame(this.frame);
     this.frame = undefined;
-    this.element.replaceChildren(render(this.text, (parent, from, to) => this.write(parent, from, to)));
+    const answer = render(this.text, (parent, from, to) => this.write(parent, from, to));
+    while (this.element.lastChild && this.element.lastChild !== this.thought) this.element.lastChild.remove();
+    if (this.thought && !this.thought.isConnected) this.element.prepend(this.thought);
+    this.element.append(answer);
     for (const box of this.element.querySelectorAll(".code")) box.append(copyButton(box));
     this.element.dispatchEvent(new CustomEvent("drawn", { bubbles: true }));
   }
