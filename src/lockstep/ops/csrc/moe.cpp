@@ -65,7 +65,8 @@ void combine_backward(const T* d_out, const T* y, const float* weights, const in
 namespace {
 
 // Calls f(expert, first row, rows) for every expert with rows: side by side where there are enough of them and none is
-// most of the work, else one after the other, so that the threads share each product. No chain depends on which.
+// most of the work, the largest first, so that threads end together; else one after the other, so that the threads share
+// each product. No chain depends on which.
 template <typename F>
 void each_expert(const int32_t* offsets, int64_t experts, F f) {
   std::vector<int64_t> active;
@@ -77,6 +78,8 @@ void each_expert(const int32_t* offsets, int64_t experts, F f) {
   }
   const int64_t threads = omp_get_max_threads(), count = int64_t(active.size());
   const bool side_by_side = threads > 1 && count >= 2 * threads && largest * threads <= offsets[experts];
+  auto rows = [&](int64_t e) { return offsets[e + 1] - offsets[e]; };
+  std::stable_sort(active.begin(), active.end(), [&](int64_t x, int64_t y) { return rows(x) > rows(y); });
 #pragma omp parallel for schedule(dynamic) if (side_by_side)
   for (int64_t i = 0; i < count; i++)
     f(active[i], int64_t(offsets[active[i]]), int64_t(offsets[active[i] + 1] - offsets[active[i]]));

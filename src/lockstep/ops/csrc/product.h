@@ -4,44 +4,104 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <span>
 
 #include "kernels.h"
 #include "tile.h"
+#include "transpose.h"
 
 namespace lockstep {
 
 constexpr int64_t TASK_ROWS = 96;      // rows of a task (a multiple of every tile height)
 constexpr int64_t TASK_COLUMNS = 256;  // columns of a task, of all sides
 constexpr int64_t HELD = 1 << 16;      // floats of a left-hand side at most that a thread keeps for all its tasks
-// k of a block at most: a panel and TILE_ROWS rows of it stay in the first-level cache, even where the rows are strided;
+// k of a block at most: a panel and a tile's rows of it stay in the first-level cache;
 // TASK_ROWS x DEPTH floats in the second-level one.
 template <typename T>
 constexpr int64_t DEPTH = sizeof(T) == 2 ? 320 : 192;
 
-// A block of the left-hand side as float32, keeping its orientation so that copying is by contiguous runs.
-struct LeftBlock {
-  const float* data;
-  int64_t row_stride, k_stride;
-};
+// A block of the left-hand side as float32, in tiles: of each tile [depth][height], so that the micro-kernel reads one
+// stream of memory. The tile whose first row is i begins at i * left_stride(depth).
+//
+// Eight floats are stored where a step of k has `height`, each over the end of the one before: so a gap behind each tile.
+constexpr int64_t SPILL = 8;
+inline int64_t left_stride(int64_t depth) { return depth + SPILL; }
 
-// Seldom a power of two, so that rows fall into different cache sets.
-inline int64_t left_stride(int64_t depth) { return (depth + 15) / 16 * 16 + 16; }
+// The first `height` of eight floats, and something behind them.
+inline void store_over(const float* from, float* to) { std::memcpy(to, from, SPILL * sizeof(float)); }
+
+// From rows of contiguous k: sixteen steps of k of a tile at a time, turned.
+template <typename T>
+void copy_rows(const T* a, int64_t row_stride, int64_t rows, int64_t depth, float* tiles) {
+  alignas(64) float square[SPILL * 16] = {}, turned[256];
+  for (int64_t i = 0, height; i < rows; i += height) {
+    height = tile_height(rows - i);
+    float* tile = tiles + i * left_stride(depth);
+    if (height == 1) {
+      for (int64_t p = 0; p < depth; p += 16)
+        store_part(load_part(a + i * row_stride + p, depth - p), tile + p, depth - p);
+      continue;
+    }
+    for (int64_t p = 0; p < depth; p += 16) {
+      for (int64_t r = 0; r < height; r++)
+        load_part(a + (i + r) * row_stride + p, depth - p).store(square + 16 * r);
+      transpose8(square, turned);
+      transpose8(square + 8, turned + 128);
+      for (int64_t q = p; q < std::min(p + 16, depth); q++) store_over(turned + 16 * (q - p), tile + q * height);
+    }
+  }
+}
+
+// From contiguous rows at every k: sixteen steps of k at a time, dealt out to the tiles. They lie far apart in memory:
+// those of the next steps are fetched meanwhile.
+template <typename T>
+void copy_columns(const T* a, int64_t k_stride, int64_t rows, int64_t depth, float* tiles) {
+  constexpr int64_t STEPS = 16, WIDTH = TASK_ROWS + SPILL;
+  alignas(64) float wide[STEPS * WIDTH] = {};
+  for (int64_t first = 0; first < depth; first += STEPS) {
+    const int64_t last = std::min(first + STEPS, depth);
+    for (int64_t p = first; p < last; p++)
+      for (int64_t i = 0; i < rows; i += 16) {
+        __builtin_prefetch(a + (p + STEPS) * k_stride + i);
+        store_part(load_part(a + p * k_stride + i, rows - i), wide + (p - first) * WIDTH + i, rows - i);
+      }
+    for (int64_t i = 0, height; i < rows; i += height) {
+      height = tile_height(rows - i);
+      float* tile = tiles + i * left_stride(depth);
+      for (int64_t p = first; p < last; p++) store_over(wide + (p - first) * WIDTH + i, tile + p * height);
+    }
+  }
+}
 
 template <typename T>
-LeftBlock copy_left(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, int64_t depth, float* buffer) {
-  if (k_stride == 1) {
-    const int64_t ld = left_stride(depth);
-    for (int64_t i = 0; i < rows; i++)
-      for (int64_t p = 0; p < depth; p += 16)
-        store_part(load_part(a + i * row_stride + p, depth - p), buffer + i * ld + p, depth - p);
-    return {buffer, ld, 1};
+void copy_left(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, int64_t depth, float* tiles) {
+  k_stride == 1 ? copy_rows(a, row_stride, rows, depth, tiles) : copy_columns(a, k_stride, rows, depth, tiles);
+}
+
+// Bytes of a panel that are under way while one tile takes all rows: what memory delivers in the time it takes to answer.
+constexpr int64_t UNDER_WAY = 1024;
+
+// c[rows, panels * 16] += a x b; a in tiles, panels of b in rows of sixteen. Panels outermost (each stays in the
+// first-level cache over all rows); the next ones are fetched meanwhile, a part with every tile.
+template <typename T>
+inline void multiply(int64_t depth, int64_t rows, int64_t panels, const float* a, const T* b, int64_t panel_stride,
+                     float* c, int64_t ldc) {
+  if (rows <= TILE_ROWS)
+    return some_rows(rows, depth, panels, a, 1, rows, b, PANEL, panel_stride, c, ldc,
+                     Ahead<T>{b + UNDER_WAY / sizeof(T), PANEL});
+  constexpr int P = tile_panels(TILE_ROWS);
+  const int64_t step = P * PANEL / tile_count(rows);
+  for (int64_t j = 0; j < panels; j += P) {
+    Ahead<T> next{b + (j + P) * panel_stride, step};
+    for (int64_t i = 0, height; i < rows; i += height) {
+      height = tile_height(rows - i);
+      some_rows(height, depth, panels - j < P ? panels - j : P, a + i * left_stride(depth), 1, height,
+                b + j * panel_stride, PANEL, panel_stride, c + i * ldc + j * 16, ldc, next);
+      next = next.after(depth * step);
+    }
   }
-  for (int64_t p = 0; p < depth; p++)
-    for (int64_t i = 0; i < rows; i += 16)
-      store_part(load_part(a + p * k_stride + i, rows - i), buffer + p * TASK_ROWS + i, rows - i);
-  return {buffer, 1, TASK_ROWS};
 }
 
 // A right-hand side of n columns: SIDES packed matrices whose sums are wanted together.
@@ -83,8 +143,8 @@ struct Cut {
   }
   int64_t first_panel(int64_t task) const { return task * panels / column_tasks; }
   int64_t width() const { return (panels + column_tasks - 1) / column_tasks * PANEL; }
-  int64_t block() const { return rows * (depth + 16); }
-  int64_t left() const { return held ? blocks * block() : std::max(block(), TASK_ROWS * depth); }
+  int64_t block() const { return rows * left_stride(depth); }
+  int64_t left() const { return held ? blocks * block() : block(); }
 };
 
 // a [m, k] times some right-hand sides, as if their columns stood side by side. begin(task, c) fills the starting values
@@ -101,7 +161,7 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const R
     // Not vectors: a product of one row would spend longer on zeroing them than on its sums.
     const std::unique_ptr<float[]> left(new float[cut.left()]), c(new float[SIDES * side]);
     auto copy = [&](int64_t i0, int64_t rows, int64_t p0, float* to) {
-      return copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, rows, std::min(cut.depth, k - p0), to);
+      copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, rows, std::min(cut.depth, k - p0), to);
     };
     if (cut.held)
       for (int64_t i = 0; i < cut.blocks; i++) copy(0, m, i * cut.depth, left.get() + i * block);
@@ -109,11 +169,10 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const R
       for (int s = 0; s < SIDES; s++) begin(t, c.get() + s * side);
       for (int64_t i = 0; i < cut.blocks; i++) {
         const int64_t p0 = i * cut.depth, depth = std::min(cut.depth, k - p0);
-        const LeftBlock l = cut.held ? LeftBlock{left.get() + i * block, left_stride(depth), 1}
-                                     : copy(t.i0, t.rows, p0, left.get());
+        if (!cut.held) copy(t.i0, t.rows, p0, left.get());
         for (int s = 0; s < SIDES; s++)
-          multiply(depth, t.rows, panels(t.columns), l.data, l.row_stride, l.k_stride,
-                   right.sides[s] + (t.j0 / PANEL * k + p0) * PANEL, PANEL, k * PANEL, c.get() + s * side, width);
+          multiply(depth, t.rows, panels(t.columns), left.get() + (cut.held ? i * block : 0),
+                   right.sides[s] + (t.j0 / PANEL * k + p0) * PANEL, k * PANEL, c.get() + s * side, width);
       }
       finish(t, c.get());
     };

@@ -114,28 +114,4 @@ inline void block_product(int64_t depth, int64_t rows, int64_t panels, const flo
     }
 }
 
-// Bytes of a panel that are under way while one tile takes all rows: what memory delivers in the time it takes to answer.
-constexpr int64_t UNDER_WAY = 1024;
-
-// c[rows, panels * 16] += a x b. Panels outermost (each stays in the first-level cache over all rows); the next panels
-// are fetched meanwhile, a part with every tile.
-template <typename T>
-inline void multiply(int64_t depth, int64_t rows, int64_t panels, const float* a, int64_t row_stride, int64_t k_stride,
-                     const T* b, int64_t b_stride, int64_t panel_stride, float* c, int64_t ldc) {
-  if (rows <= TILE_ROWS)
-    return some_rows(rows, depth, panels, a, row_stride, k_stride, b, b_stride, panel_stride, c, ldc,
-                     Ahead<T>{b + UNDER_WAY / sizeof(T), b_stride});
-  constexpr int P = tile_panels(TILE_ROWS);
-  const int64_t step = P * b_stride / tile_count(rows);
-  for (int64_t j = 0; j < panels; j += P) {
-    Ahead<T> next{b + (j + P) * panel_stride, step};
-    for (int64_t i = 0, height; i < rows; i += height) {
-      height = tile_height(rows - i);
-      some_rows(height, depth, panels - j < P ? panels - j : P, a + i * row_stride, row_stride, k_stride,
-                b + j * panel_stride, b_stride, panel_stride, c + i * ldc + j * 16, ldc, next);
-      next = next.after(depth * step);
-    }
-  }
-}
-
 }  // namespace lockstep

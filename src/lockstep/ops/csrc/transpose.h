@@ -33,6 +33,10 @@ inline void transpose16(const float* from, float* to) {
 
 #else
 
+inline void transpose8(const float* from, float* to) {
+  for (int i = 0; i < 8; i++)
+    for (int j = 0; j < 8; j++) to[16 * j + i] = from[16 * i + j];
+}
 inline void transpose16(const float* from, float* to) {
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 16; j++) to[16 * j + i] = from[16 * i + j];
