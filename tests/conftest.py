@@ -1,17 +1,37 @@
-"""What all tests share: one thread per worker when several run, and repeatable property tests."""
+"""What all tests share: one thread per worker when several run, repeatable property tests, a compile cache."""
 
 from __future__ import annotations
 
 import os
+import sys
+from typing import TYPE_CHECKING
 
 # Before torch is imported, and for child processes too: two workers with two threads each would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Many processes are started: without bytecode each would compile all of our sources for itself.
+if sys.dont_write_bytecode:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+
+import pytest
 from hypothesis import settings
 
 import lockstep  # noqa: F401 - before any test imports torch, as in a user's program: it sets how threads wait
 
+if TYPE_CHECKING:
+    from lockstep.compile import Cache
+
 # No deadline: a busy machine is no failure. Derandomised: a red run is red again.
 settings.register_profile("lockstep", deadline=None, derandomize=True, database=None)
 settings.load_profile("lockstep")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """A compile cache that is empty when the tests begin, for those which compile the same blocks in all workers."""
+    from lockstep.compile import Cache
+
+    run = tmp_path_factory.getbasetemp()
+    return Cache((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "programs")

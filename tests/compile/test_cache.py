@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import subprocess
-import sys
-import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 import torch
 
 from lockstep import sources
-from lockstep.compile import Blockwise, Cache, Compiler, cache
+from lockstep.compile import Blockwise, Cache, Compiler, cache, compiler
 from lockstep.compile.cache import entries
 from lockstep.compile.halves import halves_from
 from lockstep.ops import operators
 from tests.compile.models import batch, decoder, differentiate, eager, same
+from tests.processes import answer, context
 
 OPS = operators("bitwise")
 
@@ -127,9 +125,9 @@ def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path):
     assert any("is not kept" in note for note in notes)
 
 
-def _race(directory: str, go: float) -> None:
+def _race(directory: str, ready: Barrier) -> None:
     halves = halves_from(json.loads((Path(directory) / "source").read_text()))
-    time.sleep(max(go - time.time(), 0))
+    ready.wait(120)
     shared = Cache(Path(directory))
     for _ in range(30):
         shared.store('[["block"]]', halves, pytest.fail)
@@ -140,8 +138,8 @@ def test_processes_that_race_see_whole_entries(tmp_path):
     _, compiler = compiled(tmp_path / "other", [])
     ((_, halves),) = compiler._done
     (tmp_path / "source").write_text(json.dumps(halves.tree()))
-    context = multiprocessing.get_context("spawn")
-    racers = [context.Process(target=_race, args=(str(tmp_path), time.time() + 6)) for _ in range(2)]
+    ready = context.Barrier(2)
+    racers = [context.Process(target=_race, args=(str(tmp_path), ready)) for _ in range(2)]
     for racer in racers:
         racer.start()
     for racer in racers:
@@ -150,21 +148,17 @@ def test_processes_that_race_see_whole_entries(tmp_path):
     assert not list(tmp_path.glob("new-*"))
 
 
-PROCESS = """
-import sys, torch
-from tests.compile.test_cache import compiled
-from pathlib import Path
-block, compiler = compiled(Path(sys.argv[1]), [])
-print([r.cached for r in compiler.reports])
-"""
+def _cached(directory: Path) -> tuple[list[bool], list[str]]:
+    """Whether the cache had each stage, and what was said; to capture anything is an error."""
+    compiler.capture = lambda *_: pytest.fail("everything is in the cache")
+    notes: list[str] = []
+    return [report.cached for report in compiled(directory, notes)[1].reports], notes
 
 
 def test_a_second_process_captures_nothing(tmp_path):
-    answers = []
-    for _ in range(2):
-        command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-        answers.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
-    assert answers == ["[False]", "[True]"]
+    _, first = compiled(tmp_path, [])
+    assert [report.cached for report in first.reports] == [False]
+    assert answer(_cached, tmp_path) == ([True], [])
 
 
 def test_the_commands_list_and_clear(tmp_path, monkeypatch, capsys):

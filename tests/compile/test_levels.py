@@ -39,9 +39,9 @@ def run(program, made, lengths):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_level_gives_the_same_bytes(family, dtype):
+def test_every_level_gives_the_same_bytes(family, dtype, programs):
     made = decoder(family)
-    compiler = Compiler("O2")
+    compiler = Compiler("O2", cache=programs)
     blockwise, program = Blockwise(made, OPS, dtype, compiler, 96), whole(made, compiler, dtype, z_loss=0.1)
     for lengths in BATCHES:
         expected = eager(made, OPS, dtype, lengths, z_loss=0.1)
@@ -53,8 +53,8 @@ def test_every_level_gives_the_same_bytes(family, dtype):
 
 
 @pytest.fixture(scope="module", params=["gemma3", "qwen3_moe"])
-def compiled(request):
-    made, compiler = decoder(request.param), Compiler("O2")
+def compiled(request, programs):
+    made, compiler = decoder(request.param), Compiler("O2", cache=programs)
     return made, Blockwise(made, OPS, torch.bfloat16, compiler, 96), whole(made, compiler, torch.bfloat16)
 
 
@@ -113,7 +113,7 @@ def test_identical_blocks_are_captured_once_and_others_are_not_merged():
     assert [report.name for report in windows.reports] == ["block", "block"], "sliding and full layers"
 
 
-def test_a_step_dispatches_no_operator_from_python():
+def test_a_step_dispatches_no_operator_from_python(programs):
     class Count(TorchDispatchMode):
         names: list[str] = []  # noqa: RUF012
 
@@ -124,7 +124,7 @@ def test_a_step_dispatches_no_operator_from_python():
     counts = []
     for layers in (2, 6):
         made = decoder("llama", num_layers=layers)
-        program = whole(made, Compiler("O2"), torch.float32)
+        program = whole(made, Compiler("O2", cache=programs), torch.float32)
         tokens, targets, packed, weights = batch([30])
         gradients = [torch.empty_like(p) for p in made.parameters()]
         with Count() as counted:
@@ -136,8 +136,8 @@ def test_a_step_dispatches_no_operator_from_python():
     assert counts[0] == counts[1] <= 4
 
 
-def test_the_memory_plan_is_sound_and_small():
-    program = whole(decoder("llama", num_layers=8), Compiler("O2"), torch.bfloat16, rows=512)
+def test_the_memory_plan_is_sound_and_small(programs):
+    program = whole(decoder("llama", num_layers=8), Compiler("O2", cache=programs), torch.bfloat16, rows=512)
     buffers, arena = program.memory.plan()
     assert check(buffers, arena) == []
     assert arena.peak <= 1.05 * lower_bound(buffers)
@@ -145,10 +145,10 @@ def test_the_memory_plan_is_sound_and_small():
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
-def test_gradients_lie_where_nothing_is_needed_any_more(family):
+def test_gradients_lie_where_nothing_is_needed_any_more(family, programs):
     """Same bytes, less memory than with gradients of their own, no place of another buffer while that is in use."""
     made = decoder(family, num_layers=8)
-    program = whole(made, Compiler("O2"), torch.bfloat16, rows=512)
+    program = whole(made, Compiler("O2", cache=programs), torch.bfloat16, rows=512)
     places = program.place_of_gradients
     tokens, targets, packed, weights = batch(LONG)
     for _ in range(2):
@@ -169,9 +169,9 @@ def test_gradients_lie_where_nothing_is_needed_any_more(family):
             assert apart or buffer.last < calls[name], name
 
 
-def test_a_change_after_compiling_is_noticed():
+def test_a_change_after_compiling_is_noticed(programs):
     made, notes = decoder("mistral"), []
-    compiler = Compiler("O2", note=notes.append)
+    compiler = Compiler("O2", note=notes.append, cache=programs)
     blockwise, program = Blockwise(made, OPS, torch.float32, compiler, 96), whole(made, compiler, torch.float32)
     tokens, targets, packed, weights = batch([40])
     blockwise(tokens, packed)
@@ -189,9 +189,9 @@ def test_a_change_after_compiling_is_noticed():
     assert len(notes) == 2
 
 
-def test_weights_written_in_place_are_no_change():
+def test_weights_written_in_place_are_no_change(programs):
     made = decoder("llama")
-    program = whole(made, Compiler("O2"), torch.float32)
+    program = whole(made, Compiler("O2", cache=programs), torch.float32)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(0.5)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 from lockstep.errors import LockstepError
 from lockstep.memory.host import Disk, Pinned, in_memory
 from lockstep.memory.offload import Offload
+from lockstep.train.peak import peak_resident, reset_peak
+from tests.processes import answer
 from tests.train.allocated import most_allocated
 
 WIDTH, ROWS = 64, 48
@@ -46,15 +46,17 @@ def _plain(layer: int, block: nn.Module, *arguments: Any) -> Tensor:
     return y
 
 
-def _run(call: Callable[..., Tensor], layers: int, order: list[tuple[str, int]], device: str = "cpu") -> list[Tensor]:
+def _run(
+    call: Callable[..., Tensor], layers: int, order: list[tuple[str, int]], device: str = "cpu", rows: int = ROWS
+) -> list[Tensor]:
     """Gradients of inputs and weights after forwards and backwards of micro-batches in this order."""
     blocks = [_Block(i).to(device) for i in range(layers)]
-    table = torch.rand(ROWS, 1, generator=torch.Generator().manual_seed(99)).to(device)
+    table = torch.rand(rows, 1, generator=torch.Generator().manual_seed(99)).to(device)
     inputs: dict[int, Tensor] = {}
     outputs: dict[int, Tensor] = {}
     for kind, m in order:
         if kind == "F":
-            x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(100 + m)).to(device)
+            x = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(100 + m)).to(device)
             x = inputs[m] = x.requires_grad_()
             for i, block in enumerate(blocks):
                 x = call(i, block, None, x, table)
@@ -109,31 +111,22 @@ def test_at_most_two_layers_of_a_micro_batch_are_on_the_device(tmp_path: Path) -
 
 def test_resident_memory_falls_and_the_file_has_no_name(tmp_path: Path) -> None:
     """Of a whole process: large tensors go back to the system when they are freed."""
-    found = subprocess.run([sys.executable, "-c", _RESIDENT, str(tmp_path)], capture_output=True, text=True, check=True)
-    away, plain, size = map(int, found.stdout.split())
+    away, plain, size = answer(_resident, tmp_path)
     assert size > 0.1 * 2**30
     assert plain - away > 0.6 * size  # two of its five layers are on the device at once
     assert not list(tmp_path.iterdir())
 
 
-_RESIDENT = """
-import sys
-from pathlib import Path
-import torch
-from tests.memory import test_offload as t
-from lockstep.memory.offload import Offload
-from lockstep.train.peak import peak_resident, reset_peak
-
-torch.set_num_threads(1)
-t.ROWS = 2**14
-found = []
-offload = Offload(range(5), [0], Path(sys.argv[1]))
-for call in (offload.calling(t._plain), t._plain):
-    reset_peak()
-    t._run(call, 5, [("F", 0), ("B", 0)])
-    found.append(peak_resident())
-print(*found, offload._place.size)
-"""
+def _resident(folder: Path) -> tuple[int, int, int]:
+    """The most bytes resident with and without offload, and those of the file."""
+    found = []
+    offload = Offload(range(5), [0], folder)
+    for call in (offload.calling(_plain), _plain):
+        reset_peak()
+        _run(call, 5, [("F", 0), ("B", 0)], rows=2**14)
+        found.append(peak_resident())
+    assert isinstance(offload._place, Disk)
+    return found[0], found[1], offload._place.size
 
 
 def test_places_in_the_file_are_used_again(tmp_path: Path) -> None:

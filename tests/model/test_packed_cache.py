@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from lockstep.model import PackedCache, load
 from lockstep.model.weights import packed
 from tests.model.tiny import same_bytes, tiny
+from tests.processes import context
 
 IDS = [5, 17, 3, 90, 44, 8, 61, 2, 30]
 MODELS = ["smollm2", "gemma2", "mixtral", "deepseek_v3", "deepseek_v3 absorbed", "llama2 cut"]
@@ -148,7 +148,6 @@ def _load_once(model: Path, kept: Path, answers) -> None:
 
 
 def test_processes_that_race_see_whole_entries(smollm2, tmp_path):
-    context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     racers = [context.Process(target=_load_once, args=(smollm2, tmp_path, answers)) for _ in range(3)]
     for racer in racers:

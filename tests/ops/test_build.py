@@ -1,71 +1,64 @@
 """Building the extension: once for two processes, never stale, the same bits from every instruction set."""
 
 import os
-import subprocess
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.ops import build
-
-# Runs every kernel on odd sizes (tails in every loop) and prints one hash over all results.
-FINGERPRINT = """
-import hashlib, sys, torch
-from lockstep.ops import build
-build.load(sys.argv[1])
-from lockstep.ops.operators import _CONTRACT as ops
-from lockstep.ops import Packed
-torch.manual_seed(0)
-digest = hashlib.sha256()
-for dtype in (torch.float32, torch.bfloat16):
-    def make(*shape): return torch.randn(*shape).to(dtype).requires_grad_()
-    x, w, b = make(101, 77), make(53, 77), make(53)
-    q, k, v = make(101, 6, 32), make(101, 2, 32), make(101, 2, 32)
-    table = torch.randn(101, 16, 2)
-    batch = Packed.of([70, 31])
-    outputs = [
-        ops.linear(x, w, b), ops.linear(x.detach(), ops.pack(w, dtype)), ops.rms_norm(x, make(77), 1e-5, 1.0),
-        ops.gated(x, make(101, 77) * 20, "silu"), ops.gated(make(101, 77) * 3, x, "gelu_tanh"),
-        ops.rope(q, batch.positions, table), ops.attention(q, k, v, batch, 0.5, 40),
-        ops.attention(q * 30, k, v, batch, 0.5), ops.log_softmax(x.detach().float() * 9),
-        ops.embedding(torch.arange(101) % 53, w, dtype, 1.5),
-        ops.linear_cross_entropy(x, w, torch.arange(101) % 54 - 1, torch.rand(101), 0.1)[0],
-    ]
-    packed = [ops.pack(w[:n].detach(), dtype) for n in (53, 20, 17)]
-    for rows in (1, 2, 3, 7, 8, 9, 10, 13):  # the ways of cutting few rows into tiles
-        part = x.detach()[:rows]
-        outputs += torch.ops.lockstep.gemm_three(part, *(p.panels for p in packed), 53, 20, 17, b.detach(), None, None)
-        outputs.append(torch.ops.lockstep.gemm_add(torch.randn(rows, 20), part, packed[1].panels))
-    sum(y.float().square().sum() for y in outputs if y.requires_grad).backward()
-    for t in [*outputs, x.grad, w.grad, b.grad, q.grad, k.grad, v.grad]:
-        digest.update(t.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
-print(digest.hexdigest())
-"""
+from tests.ops.fingerprint import fingerprint, fingerprint_of
+from tests.processes import answer, context
 
 
-def start(isa: str, cache: Path | None) -> subprocess.Popen[str]:
-    environment = dict(os.environ) if cache is None else {**os.environ, "XDG_CACHE_HOME": str(cache)}
-    command = [sys.executable, "-c", FINGERPRINT, isa]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _built(cache: Path, ready: Barrier) -> tuple[int, Path]:
+    """How many builds this process made of a small source, and where the library is."""
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    build.CSRC = cache / "csrc"
+    builds, real = [], build._build
+
+    def counted(*arguments: Any) -> None:
+        builds.append(arguments)
+        time.sleep(0.5)  # the other one comes to the lock meanwhile
+        real(*arguments)
+
+    build._build = counted
+    ready.wait(60)
+    path = build.library("plain")
+    return len(builds), path
 
 
-def fingerprint(process: subprocess.Popen[str]) -> tuple[str, str]:
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return out.strip(), err
+def test_two_at_once_build_once(tmp_path: Path) -> None:
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "a.cpp").write_text("int a() { return 1; }\n")
+    ready = context.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: answer(_built, tmp_path, ready), range(2)))
+    assert sorted(builds for builds, _ in found) == [0, 1]
+    assert found[0][1] == found[1][1]
+    assert found[0][1].exists()
+    assert not [p.name for p in (tmp_path / "lockstep" / "ext").iterdir() if p.name.startswith("build-")]
 
 
 @pytest.mark.timeout(600)
-def test_two_at_once_build_once_and_every_build_gives_the_same_bits(tmp_path: Path) -> None:
-    first, second = start("plain", tmp_path), start("plain", tmp_path)
-    (plain, said), (again, also_said) = fingerprint(first), fingerprint(second)
-    assert (said + also_said).count("Building the plain kernels") == 1
-    best, _ = fingerprint(start(build.best_isa(), None))
-    assert plain == again == best
-    left = [p.name for p in (tmp_path / "lockstep" / "ext").iterdir() if p.name.startswith("build-")]
-    assert left == []
+def test_the_plain_build_gives_the_bits_of_the_best(tmp_path: Path) -> None:
+    """Compiled with -O1, in a third of the time: what the sources say leaves the optimizer no choice of bits."""
+    assert answer(fingerprint_of, "plain", tmp_path, "-O1") == fingerprint(build.best_isa())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx512"])
+def test_every_build_gives_the_same_bits_as_it_is_shipped(tmp_path: Path, isa: str) -> None:
+    """pytest -m slow tests/ops/test_build.py"""
+    known = list(reversed(build._ISA))
+    if known.index(isa) > known.index(build.best_isa()):
+        pytest.skip(f"this processor has no {isa}")
+    assert answer(fingerprint_of, isa, tmp_path, "-O3") == fingerprint(build.best_isa())
 
 
 def test_no_compiler_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

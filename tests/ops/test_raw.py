@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,8 @@ from lockstep.model.decoder import Decoder
 from lockstep.model.init import random_decoder
 from lockstep.ops import PAGE, Packed, operators
 from tests.ops.compare import differing, randn
+from tests.ops.dry_run import dry_run
+from tests.processes import answer
 
 operators("bitwise")
 RAW = torch.ops.lockstep
@@ -253,27 +252,6 @@ def test_a_captured_step_gives_the_bytes_of_the_step(config: ModelConfig, dtype:
     assert [differing(a, b) for a, b in zip(replayed, expected, strict=True)] == [0] * len(expected)
 
 
-DRY_RUN = """
-import torch
-from lockstep.config.model import ModelConfig
-from lockstep.model.decoder import Decoder
-from lockstep.ops import Packed, operators
-config = ModelConfig(vocab_size=128_256, hidden_size=8192, intermediate_size=28672, num_layers=2, num_heads=64,
-                     num_kv_heads=8, max_positions=131072)
-decoder, ops = Decoder(config), operators("bitwise", kernels=False)
-tokens = torch.empty(8192, dtype=torch.int64, device="meta")
-batch = Packed(*(x.to("meta") for x in (torch.empty(8192, dtype=torch.int32), torch.empty(3, dtype=torch.int32))))
-hidden = decoder(ops, tokens, batch)
-loss, _ = ops.linear_cross_entropy(hidden, decoder.head_weight, tokens, torch.empty(8192, device="meta"))
-loss.backward()
-assert all(p.grad.shape == p.shape and p.grad.is_meta for p in decoder.parameters())
-print(hidden.shape, hidden.dtype, loss.device)
-"""
-
-
 def test_a_dry_run_needs_neither_compiler_nor_memory(tmp_path: Path) -> None:
     """Two layers of a 70B model, 8192 tokens, forward and backward on meta tensors."""
-    environment = {**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", DRY_RUN], env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.strip() == "torch.Size([8192, 8192]) torch.bfloat16 meta"
+    assert answer(dry_run, tmp_path) == ((8192, 8192), torch.bfloat16, "meta")

@@ -64,9 +64,9 @@ def test_a_pin_can_only_slow_down(plans):
 
 
 def test_a_thousand_devices_in_time():
-    started = time.perf_counter()
+    started = time.process_time()  # other processes must not fail this
     best = search("llama3-405b", "1024xH100", seq=8192, global_batch_tokens=16 << 20)[0]
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
     assert best.prediction.fits
 
 

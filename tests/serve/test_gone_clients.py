@@ -59,9 +59,12 @@ async def left(leave: Leave, size: int, burst: int) -> tuple[int, int]:
         await asyncio.get_running_loop().sock_connect(client, bound.getsockname())
         await asyncio.get_running_loop().sock_sendall(client, ASK)
         await asyncio.get_running_loop().sock_recv(client, 100)
-        await asyncio.sleep(0.1)
+        before = -1
+        while made != before and made < 5000:  # until the buffers are full, or there are many more events to come
+            before = made
+            await asyncio.sleep(0.03)
         leave(client)
-        await asyncio.wait_for(ended.wait(), 5)
+        await asyncio.wait_for(ended.wait(), 60)
         client.close()
         server.should_exit = True
         await serving

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from tests.serve.conftest import server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+expect.set_options(timeout=30_000)  # a busy machine is no failure
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and "CI" not in os.environ, reason="no chromium on this machine (Debian: apt install chromium)"
 )

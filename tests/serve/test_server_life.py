@@ -160,7 +160,7 @@ def test_a_client_that_leaves_frees_its_pages(guarded, leave):
     url, key = guarded
     with httpx.Client(headers=key) as client:
         leave(client, url)
-    wait_for(lambda: gauge(url, "lockstep:kv_pages_used") == 0, 3)
+    wait_for(lambda: gauge(url, "lockstep:kv_pages_used") == 0)
     assert gauge(url, "vllm:num_requests_running") == 0
 
 
@@ -194,6 +194,13 @@ def test_weights_are_replaced_between_steps(replaceable, tmp_path):
     assert logprobs == other.logprobs([5] * 130 + tokens)[129:].tolist() != before[1]
 
 
+def connects(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def test_sigterm_finishes_what_runs_and_refuses_the_rest():
     with server() as (url, process):
         chunks = []
@@ -208,9 +215,7 @@ def test_sigterm_finishes_what_runs_and_refuses_the_rest():
         reader.start()
         wait_for(lambda: chunks)
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        with pytest.raises(httpx.TransportError):
-            httpx.get(f"{url}/health")
+        wait_for(lambda: not connects(url))
         reader.join(60)
         assert "data: [DONE]" in chunks
         assert process.wait(20) == 0
@@ -231,10 +236,11 @@ def test_sigterm_ends_within_its_limit():
 
         reader = threading.Thread(target=read_until_cut)
         reader.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 0
-        reader.join(5)
+        assert process.wait(20) == 0
+        reader.join(20)
+        assert not reader.is_alive()
 
 
 def test_a_killed_engine_fails_what_it_ran_and_is_started_again(replaceable, tmp_path):

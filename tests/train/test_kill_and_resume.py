@@ -7,11 +7,12 @@ import os
 import random
 import signal
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 import yaml
-from processes import finish, start
+from tests.processes import finish, start
 from tiny_run import tiny_tree
 
 from lockstep.train.checkpoint import checkpoints, verify
@@ -54,20 +55,35 @@ def assert_same_run(out: Path, whole: Path) -> None:
 
 def kill(arguments: list[str], log: Path, when: float | None = None, during_save: Path | None = None) -> None:
     """Start a trainer and `kill -9` it after so many seconds of training, or while it writes a checkpoint."""
+    before = set() if during_save is None else _unfinished(during_save)
     process = start(arguments, log)
     folder = Path(arguments[arguments.index("--out") + 1])
     _wait(lambda: (folder / "metrics.jsonl").exists() or process.exitcode is not None)
     if when is not None:
         time.sleep(when)
     if during_save is not None:
-        _wait(lambda: bool(_unfinished(during_save)) or process.exitcode is not None, 0.0)
+        _stop_in_a_save(process, during_save, before)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL, log.read_text()
 
 
-def _unfinished(folder: Path) -> list[str]:
-    return [name for name in os.listdir(folder) if name.startswith(".tmp-")] if folder.is_dir() else []
+def _stop_in_a_save(process: ForkServerProcess, folder: Path, before: set[str]) -> None:
+    """Stop it, so that it is still within a save when it is killed, however late that is."""
+    assert process.pid is not None
+    while True:
+        _wait(lambda: bool(_unfinished(folder) - before) or process.exitcode is not None, 0.0)
+        if process.exitcode is not None:
+            return
+        os.kill(process.pid, signal.SIGSTOP)
+        _wait(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2][0] == "T")
+        if _unfinished(folder) - before:
+            return
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def _unfinished(folder: Path) -> set[str]:
+    return {name for name in os.listdir(folder) if name.startswith(".tmp-")} if folder.is_dir() else set()
 
 
 def _wait(condition, pause: float = 0.01, limit: float = 60.0) -> None:  # type: ignore[no-untyped-def]
@@ -109,7 +125,7 @@ def test_kill_in_the_middle_of_a_save(tmp_path: Path, config_file: Path, whole: 
     resume = ["--resume"] if checkpoints(out) else []
     code, printed = finish([*arguments, *resume], log)
     assert code == 0, printed
-    assert _unfinished(out / "checkpoints") == []
+    assert not _unfinished(out / "checkpoints")
     assert_same_run(out, whole)
 
 

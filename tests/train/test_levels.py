@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.compile.models import DTYPES, FAMILIES, decoder, same
 
-from lockstep.compile import Cache
 from lockstep.config import CompileConfig, Config
 from lockstep.model.lora import add_lora
 from lockstep.ops import Packed, operators
@@ -20,12 +19,6 @@ from lockstep.train.trainer import Trainer
 
 OPS = operators("bitwise")
 STEPS, ROWS = 20, 48
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """One compile cache for all: levels share the blocks."""
-    return Cache(tmp_path_factory.mktemp("programs"))
 
 
 def batches(step: int) -> list[Batch]:

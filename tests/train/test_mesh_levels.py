@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "matrix_peak", lambda dtype: 1e11)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def _programs(monkeypatch: pytest.MonkeyPatch, programs: Cache) -> None:
     """One compile cache for all, as layouts share their blocks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "Cache", functools.partial(Cache, tmp_path_factory.mktemp("programs")))
-        yield
+    monkeypatch.setattr(compiled, "Cache", lambda: programs)
 
 
 def trained(config: Config, parallel: dict[str, Any], level: str, notes: list[str]) -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from processes import start
 from tests.model.tiny import CONFIGS
+from tests.processes import start
 from tests.ranks_as_threads import on_threads
 from tiny_run import tiny_tree
 from torch import Tensor
@@ -126,7 +126,7 @@ def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, alone
     segments = 2 if "tp" in LAYOUTS[name] or "segments" in name else None
     tied = name not in ("dp2", "dp3, weights sharded")
     model = {**MODEL, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "tie_embeddings": tied}
-    train = {**TRAIN, "canonical_tp": segments}
+    train = {**TRAIN, "steps": 2, "save_every": 1, "canonical_tp": segments}
     if LAYOUTS[name].get("fsdp", 0) > 1:
         train["micro_batches"] = 6
         model["vocab_size"] = 5000  # an embedding of three blocks: runs begin within a tensor

@@ -1,20 +1,24 @@
-"""Real processes that can be killed, started from a server that has imported everything once."""
+"""Real processes that can be killed, started from a server that has imported everything once: each costs a fork, and
+not an import of PyTorch. They have the environment of the server's start."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["lockstep.train", "lockstep.cli.app", "lockstep.cli.train"])
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["pytest", "lockstep.compile", "lockstep.train", "lockstep.model", "lockstep.cli.train"])
 
 
 def start(arguments: list[str], log: Path) -> ForkServerProcess:
     """`lockstep ARGUMENTS` in its own process; everything it prints goes to ``log``."""
-    process = _context.Process(target=_run, args=(arguments, str(log)))
+    process = context.Process(target=_run, args=(arguments, str(log)))
     process.start()
     return process
 
@@ -25,6 +29,25 @@ def finish(arguments: list[str], log: Path, timeout: float = 120) -> tuple[int |
     process.join(timeout)
     assert process.exitcode is not None, f"still running after {timeout} s: {log.read_text()}"
     return process.exitcode, log.read_text()
+
+
+def answer(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function of a module returns in a process of its own."""
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()  # EOFError where it failed: its traceback is on standard error
+    finally:
+        process.join(30)
+
+
+def _answer(link: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    link.send(function(*arguments))
 
 
 def _run(arguments: list[str], log: str) -> None:
