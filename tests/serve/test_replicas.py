@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lockstep.serve.router import BLOCK, Router
 from tests.serve.conftest import server
-from tests.serve.running import children_of, gauge, meanwhile, wait_for
+from tests.serve.running import alive, children_of, gauge, meanwhile, wait_for
 
 PREFIX = [5] * (3 * BLOCK)
 OTHER = [6] * (3 * BLOCK)
@@ -68,7 +68,7 @@ def cached(answer: httpx.Response) -> int:
     return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
-def test_two_engines_share_the_work_by_prefix_and_one_survives_the_other(model, tmp_path):
+def test_two_engines_share_the_work_by_prefix_one_survives_the_other_and_none_the_server(model, tmp_path):
     model.save(tmp_path / "same")
     with server(replicas=2, weight_updates="true") as (url, process):
         assert gauge(url, "lockstep:replicas_ready") == 2
@@ -88,3 +88,8 @@ def test_two_engines_share_the_work_by_prefix_and_one_survives_the_other(model, 
         assert told.status_code == 200
         assert cached(complete(url, prompt=PREFIX)) == 0, "new weights, no old prefix on any engine"
         assert complete(url, prompt=PREFIX).json()["choices"] == first.json()["choices"]
+
+        engines = children_of(process.pid)
+        assert len(engines) == 2
+        process.kill()
+        wait_for(lambda: not any(alive(engine) for engine in engines))

@@ -31,7 +31,7 @@ OFFERED = {
 """Of OpenAI's paths and methods."""
 OWN_CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,negative_data_rejection"
 THEIR_CHECKS = "not_a_server_error,response_schema_conformance"
-SHORT = ("--phases", "fuzzing", "--max-time", "20", "--max-examples")
+SHORT = ("--phases", "fuzzing", "--max-time", "10", "--max-examples")
 LONG = ("--phases", "examples,coverage,fuzzing", "--max-examples")
 
 

@@ -304,13 +304,6 @@ def test_an_engine_that_hangs_is_ended_and_started_again():
         wait_for(lambda: not alive(last))
 
 
-def test_an_engine_ends_with_its_server():
-    with server() as (_, process):
-        engine = engine_of(process)
-        process.kill()
-        wait_for(lambda: not alive(engine))
-
-
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path):
     command = [sys.executable, "-m", "lockstep", "serve", str(tmp_path / "nothing"), "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
