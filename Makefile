@@ -23,7 +23,9 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
+# Many tests start processes: the bytecode is there for them even where Python is told to write none.
 test: lint
+	$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 15
 
 test-slow: $(VENV)/.test

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 # Before torch is imported, and for child processes too: two workers with two threads each would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-# Many processes are started: without bytecode each would compile all of our sources for itself.
-if sys.dont_write_bytecode:
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    sys.dont_write_bytecode = False
 
 import pytest
 from hypothesis import settings
