@@ -8,9 +8,11 @@ import sys
 def main() -> None:
     """Run the command line. An engine that it is certain to want is started before anything is imported for the rest:
     its process, which imports PyTorch, is what a server waits for."""
-    from lockstep.serve.launch import launch_early
+    engine = None
+    if "serve" in sys.argv:
+        from lockstep.serve.launch import launch_early
 
-    engine = launch_early(sys.argv[1:])
+        engine = launch_early(sys.argv[1:])
     try:
         from lockstep.cli.app import main as run
 
