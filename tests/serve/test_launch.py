@@ -35,7 +35,8 @@ def test_an_engine_is_started_early_where_it_is_certain_that_there_is_one(argume
 def test_lean_pytorch_computes_and_traces_once_it_has_to():
     """In a process of its own: the bits of a model do not change, and a graph is captured after the import."""
     code = """
-from lockstep.serve.lean import import_torch
+from lockstep.serve.lean import import_torch, preload
+preload()
 import_torch()
 import sys, torch
 assert "torch._meta_registrations" not in sys.modules and "torch._refs" not in sys.modules

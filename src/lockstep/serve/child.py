@@ -1,4 +1,4 @@
-"""The engine's process (`launch.py` starts it). Commands come in and reports go out through a socket.
+"""The engine's process (`process.py` starts it). Commands come in and reports go out through a socket.
 
 It ends when the server does: a server that is gone has closed the socket, however it ended. With TP > 1 it is the first
 of so many processes that share the model (`serve/tp`), and ends the others.
@@ -60,13 +60,11 @@ _GRACE = 5.0
 def main() -> None:
     link = begin()
     ranks = launch_ranks(int(sys.argv[3]))  # they import PyTorch while this process does
-    gc.disable()  # PyTorch makes objects that stay: to look through them while they are made finds nothing
+    gc.disable()  # what is imported and loaded stays: to look through it while it is made finds nothing
     import_torch()
     import lockstep.model
     import lockstep.serve.engine  # noqa: F401
 
-    gc.freeze()
-    gc.enable()
     spec = receive(link)
     if not isinstance(spec, EngineSpec):
         return
@@ -74,6 +72,8 @@ def main() -> None:
     sender = _Sender(link)
     try:
         engine = build(spec, ranks, sender)
+        gc.freeze()
+        gc.enable()
         sender(Ready(engine.max_length, engine.stats()))
         Loop(engine, spec, sender).run(link)
         engine.close()
@@ -284,7 +284,3 @@ def _vocabulary(model: Model) -> Vocabulary:
         tokenizer.settings,
         model.config.vocab_size,
     )
-
-
-if __name__ == "__main__":
-    main()

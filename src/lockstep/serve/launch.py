@@ -36,7 +36,7 @@ class Launched:
 def launch(threads: int | None = None, tp: int = 1) -> Launched:
     """An engine's process. threads: how many it computes with; None: as many as it likes. tp: processes that share its
     model, which it starts."""
-    return _launch("lockstep.serve.child", threads, str(tp))
+    return _launch("lockstep.serve.process", threads, str(tp))
 
 
 def launch_early(arguments: Sequence[str]) -> Launched | None:
