@@ -262,6 +262,11 @@ def test_max_tokens_zero_scores_the_prompt(model):
     assert same_bits(scored.prompt_logprobs, model.logprobs(prompt))
 
 
+def test_a_wrong_prompt_of_many_is_named(model):
+    with pytest.raises(LockstepError, match="prompt 2: token id 9999 is not in the vocabulary"):
+        Engine(model).generate([[5], [9999]])
+
+
 def test_a_prompt_that_takes_every_page_is_scored(model):
     """It needs no room for a next token."""
     prompt, engine = [7] * 128, Engine(model, kv_memory=2 * page_bytes(model), debug=True)

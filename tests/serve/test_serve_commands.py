@@ -62,7 +62,9 @@ def test_generate_takes_a_file_and_gives_logprobs_with_all_their_bits(model, dir
         ('{"prompt": "a", "temprature": 1}', "'temprature', which is no sampling parameter"),
         ('{"prompt": "a", "temperature": "x"}', "temperature is 'x', should be a valid number"),
         ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
-        ('{"prompt": "a", "seed": 1.5}', "prompt 1: seed is 1.5, should be a valid integer"),
+        ('{"prompt": "a", "seed": 1.5}', "line 1: seed is 1.5, should be a valid integer"),
+        ('{"prompt": "a"}\n\n{"prompt": "b", "n": 0}', "line 3: n is 0: give a number from 1 to 128"),
+        ('{"prompt": "a", "structured_outputs": {"shema": {}}}', "line 1: structured_outputs is {}, "),
         ('{"prompt": "a", "stop": [1]}', "stop is 1, should be a valid string"),
         ('{"prompt": null}', "line 1: the prompt is None, expected a text or a list of token ids"),
         ('{"prompt": [1, "a"]}', "line 1: the prompt is [1, 'a'], expected"),
@@ -74,6 +76,11 @@ def test_generate_names_what_is_wrong(lines, said, tmp_path, capsys):
     file.write_text(lines)
     assert run(["generate", "nowhere", "-i", str(file)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_generate_says_before_it_begins_where_it_cannot_write(tmp_path, capsys):
+    assert run(["generate", "nowhere", "-p", "a", "-o", str(tmp_path / "none" / "out.jsonl")]) == 2
+    assert "cannot write" in capsys.readouterr().err
 
 
 def test_generate_takes_every_parameter_of_a_line(directory, tmp_path, capsys):

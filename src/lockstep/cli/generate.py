@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -51,10 +51,11 @@ def generate(
         "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed,
         "stop": tuple(stop or ()), "logprobs": 0 if logprobs else None,
     }  # fmt: skip
-    rows = [{"prompt": text} for text in prompt] if prompt else _rows(input)
-    params = [_params(row, defaults, i) for i, row in enumerate(rows, 1)]
+    rows = {f"prompt {i}": {"prompt": text} for i, text in enumerate(prompt, 1)} if prompt else _rows(input)
+    params = [_params(row, defaults, where) for where, row in rows.items()]
+    _write(output, [], "a")  # before the work, which may take hours: whether it can be written
     engine = Engine(open_model(model, tp, dtype, numerics, packed=PackedCache(log.info)))
-    completions = engine.generate([row["prompt"] for row in rows], params)
+    completions = engine.generate([row["prompt"] for row in rows.values()], params)
     engine.close()
     if output is None and not as_json and input is None:
         for completion in completions:
@@ -66,7 +67,8 @@ def generate(
         raise LockstepError(f"{len(failed)} of {len(completions)} completions were not finished: {failed[0].error}")
 
 
-def _rows(file: Path | None) -> list[dict[str, Any]]:
+def _rows(file: Path | None) -> dict[str, dict[str, Any]]:
+    """By the line that each stands in."""
     assert file is not None
     try:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
@@ -74,7 +76,8 @@ def _rows(file: Path | None) -> list[dict[str, Any]]:
         raise LockstepError(f"{file} is not UTF-8 text (byte {error.start}): convert it to UTF-8 first") from error
     except OSError as error:
         raise LockstepError(f"cannot read {file}: {error.strerror or error}") from error
-    rows = [_row(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = {f"{file}, line {number}": line for number, line in enumerate(lines, 1) if line.strip()}
+    rows = {where: _row(line, where) for where, line in numbered.items()}
     if not rows:
         raise LockstepError(f"{file} holds no prompts: write one JSON object per line")
     return rows
@@ -94,7 +97,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _params(row: dict[str, Any], defaults: dict[str, Any], number: int) -> SamplingParams:
+def _params(row: dict[str, Any], defaults: dict[str, Any], where: str) -> SamplingParams:
     from dataclasses import fields
 
     from pydantic import TypeAdapter, ValidationError
@@ -104,18 +107,20 @@ def _params(row: dict[str, Any], defaults: dict[str, Any], number: int) -> Sampl
     own = {key: value for key, value in row.items() if key != "prompt"}
     unknown = set(own) - {field.name for field in fields(SamplingParams)}
     if unknown:
-        raise LockstepError(f"prompt {number} has the key {min(unknown)!r}, which is no sampling parameter: remove it")
+        raise LockstepError(f"{where} has the key {min(unknown)!r}, which is no sampling parameter: remove it")
     if isinstance(own.get("stop"), str):
         own["stop"] = [own["stop"]]
     try:
         return TypeAdapter(SamplingParams).validate_json(json.dumps({**defaults, **own}), strict=True)
+    except LockstepError as error:
+        raise LockstepError(f"{where}: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         reason = first["msg"].removeprefix("Input ")
-        raise LockstepError(f"prompt {number}: {first['loc'][0]} is {first['input']!r:.60}, {reason}") from error
+        raise LockstepError(f"{where}: {first['loc'][0]} is {first['input']!r:.60}, {reason}") from error
 
 
-def _write(file: Path | None, completions: list[Completion]) -> None:
+def _write(file: Path | None, completions: list[Completion], mode: Literal["w", "a"] = "w") -> None:
     from dataclasses import asdict
 
     lines = "".join(json.dumps(asdict(completion), ensure_ascii=False) + "\n" for completion in completions)
@@ -123,6 +128,7 @@ def _write(file: Path | None, completions: list[Completion]) -> None:
         sys.stdout.write(lines)
         return
     try:
-        file.write_text(lines, encoding="utf-8")
+        with file.open(mode, encoding="utf-8") as opened:
+            opened.write(lines)
     except OSError as error:
         raise LockstepError(f"cannot write {file}: {error.strerror or error}") from error

@@ -218,9 +218,13 @@ class Engine:
         each = [params or SamplingParams()] * len(texts) if not isinstance(params, Many) else list(params)
         if len(each) != len(texts):
             raise LockstepError(f"{len(texts)} prompts came with {len(each)} sampling parameters: give one for each.")
-        ids = [self.model.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in texts]
-        for prompt, one in zip(ids, each, strict=True):
-            self.check(prompt, replace(one, n=1))
+        ids: list[list[int]] = []
+        for number, (text, one) in enumerate(zip(texts, each, strict=True), 1):
+            try:
+                ids.append(self.model.tokenizer.encode(text) if isinstance(text, str) else list(text))
+                self.check(ids[-1], replace(one, n=1))
+            except LockstepError as error:
+                raise type(error)(f"prompt {number}: {error}" if len(texts) > 1 else str(error)) from error
         requests = [self.add_request(prompt, one) for prompt, one in zip(ids, each, strict=True)]
         seeds = [self.seed_of(request) for request in requests]
         outputs: dict[tuple[int, int], list[Output]] = {}

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,8 @@ class StructuredOutputs:
     A reasoning model may think before it: `closes` is the token that ends a thought, and `opens` the one that begins
     it, None where the prompt has begun it already.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # where it is read from JSON
 
     json: Mapping[str, Any] | str | None = None
     """A JSON schema; the properties come in its order."""
