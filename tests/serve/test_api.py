@@ -221,4 +221,5 @@ def test_health_ready_and_metrics(url, client):
 
 def test_request_ids_come_back(url):
     assert httpx.get(f"{url}/health", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
-    assert httpx.get(f"{url}/health").headers["x-request-id"].startswith("req-")
+    for headers in ({}, {"x-request-id": "red \x1b[31m"}):
+        assert httpx.get(f"{url}/health", headers=headers).headers["x-request-id"].startswith("req-")

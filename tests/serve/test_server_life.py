@@ -235,12 +235,15 @@ def test_sigterm_ends_within_its_limit():
                 read()
 
         reader = threading.Thread(target=read_until_cut)
-        reader.start()
-        assert begun.wait(60)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        with meanwhile(url, 1) as said:
+            reader.start()
+            assert begun.wait(60)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
         reader.join(20)
         assert not reader.is_alive()
+        assert said[0].status_code == 503
+        assert "is shutting down" in said[0].json()["error"]["message"]
 
 
 def test_a_killed_engine_fails_what_it_ran_and_is_started_again(replaceable, tmp_path):

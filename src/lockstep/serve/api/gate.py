@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import secrets
@@ -32,14 +33,18 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        identity = headers.get("x-request-id", "")[:100] or f"req-{secrets.token_hex(8)}"
-        begin = time.perf_counter()
+        given = headers.get("x-request-id", "")[:100]
+        identity = given if given and given.isascii() and given.isprintable() else f"req-{secrets.token_hex(8)}"
+        path = scope.get("raw_path", b"").decode("latin-1")  # as it was sent: a line break in it is one of the log's
+        begin, begun = time.perf_counter(), False
 
         async def labelled(message: Message) -> None:
+            nonlocal begun
+            begun = True
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = identity
                 seconds = time.perf_counter() - begin
-                log.info("%s %s %s %d %.3fs", identity, scope["method"], scope["path"], message["status"], seconds)
+                log.info("%s %s %s %d %.3fs", identity, scope["method"], path, message["status"], seconds)
             await send(message)
 
         client = self._client(headers)
@@ -53,6 +58,10 @@ class Gate:
             await self._app(scope, _limited(receive, self._max_body), labelled)
         except _TooBig:
             await _too_big(self._max_body).response()(scope, receive, labelled)
+        except asyncio.CancelledError:  # the time that running requests have at a shutdown is over
+            if not begun:
+                late = ApiError(503, "the server is shutting down: send the request again in a moment.")
+                await late.response()(scope, receive, labelled)
 
     def _client(self, headers: Headers) -> str | None:
         """Whose key it is; "" for the key without a name, None for no right key. Every key is compared in full, so the
