@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from lockstep.errors import LockstepError
@@ -90,7 +90,7 @@ def _structure(given: StructuredOutputs | Mapping[str, Any] | None) -> Structure
     try:
         return StructuredOutputs(**given)
     except TypeError as error:
-        names = ", ".join(StructuredOutputs.__dataclass_fields__)
+        names = ", ".join(own.name for own in fields(StructuredOutputs))
         raise LockstepError(f"structured_outputs is {given!r}: give a mapping with one of {names}.") from error
 
 
