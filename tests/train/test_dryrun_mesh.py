@@ -22,7 +22,7 @@ from lockstep.parallel.transport import Pending
 from lockstep.train.data import Batch
 from lockstep.train.dryrun import dry_run
 from lockstep.train.layout import partition
-from lockstep.train.level_report import level_reports
+from lockstep.train.level_report import level_reports, levels_text
 from lockstep.train.mesh_engine import OnMesh
 
 SHAPE = ModelConfig(
@@ -121,8 +121,9 @@ def test_what_is_shared_out_takes_less() -> None:
     assert levels[2] - levels[3] > 0.15 * weights  # of the weights; but a layer's and the head's are gathered
 
 
-def test_what_is_not_made_of_programs_is_told() -> None:
+def test_what_experts_keep_beside_programs_is_told() -> None:
     tree = SHAPE.model_dump() | {"canonical_tp": 1, "num_experts": 4, "experts_per_token": 2}
     asked = {"data": {"seq_len": 256}, "train": {"micro_batches": 2}, "parallel": {"dp": 2, "ep": 2}}
-    (found,) = level_reports(Config.model_validate(asked), ModelConfig.model_validate(tree), 0, ["O2"])
-    assert "do not send rows to the ranks of their experts" in found.reason
+    reports = level_reports(Config.model_validate(asked), ModelConfig.model_validate(tree), 0, ["O1", "O2"])
+    assert not [one.reason for one in reports if one.reason]
+    assert "of experts' rows, if all are chosen alike, kept by each of" in levels_text(reports)

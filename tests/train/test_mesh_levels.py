@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 import pytest
 import torch
 from tests.ranks_as_threads import on_threads
-from tiny_run import tiny_tree
+from tiny_run import tiny_tree, with_experts
 
-from lockstep.compile import Cache, CannotCompile, Compiler
+from lockstep.compile import Cache, CannotCompile, Compiler, Flight, GroupPrograms
+from lockstep.compile.group_steps import StepProgram
 from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
+from lockstep.parallel.weight_store import WeightStore
 from lockstep.train import Trainer, compiled, mesh_level, speed
+from lockstep.train.engine import OneProcess
 from lockstep.train.level_report import level_reports
 
 Tiny = Callable[..., Config]
@@ -40,6 +44,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp2, gradients sharded": {"dp": 2, "fsdp": 2},
     "dp2 pp2 zb-v, weights sharded": {"dp": 2, "pp": 2, "fsdp": 3, "schedule": "zb-v"},
     "tp2 dp2, rows and weights shared": {"tp": 2, "dp": 2, "fsdp": 3, "sequence_parallel": True},
+}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "ep2 dp2, recomputes, offloads": {"dp": 2, "ep": 2, "recompute_layers": 1, "offload_layers": 1},
+    "ep2 dp4, weights sharded": {"dp": 4, "ep": 2, "fsdp": 3},
+    "ep2 dp2 pp2 zb-v, gradients sharded": {"pp": 2, "dp": 2, "ep": 2, "fsdp": 2, "schedule": "zb-v"},
 }
 LEFT = {("cp2", "O1"), ("one process", "O1"), ("dp2, gradients sharded", "O2")}
 """What other layouts show at that level too."""
@@ -63,13 +72,14 @@ def _programs(monkeypatch: pytest.MonkeyPatch, programs: Cache) -> None:
 
 def trained(config: Config, parallel: dict[str, Any], level: str, notes: list[str]) -> dict[str, torch.Tensor]:
     """Losses, weights and moments after a run on threads, as the first rank has them."""
-    shape = MeshShape(**{key: n for key, n in parallel.items() if key in ("pp", "dp", "cp", "tp")})
+    shape = MeshShape(**{key: n for key, n in parallel.items() if key in ("pp", "dp", "cp", "tp", "ep")})
 
     def work(mesh: Mesh) -> dict[str, torch.Tensor] | None:
         trainer = Trainer(config, mesh=mesh, parallel=parallel, compile={"level": level})
         if mesh.first:
             trainer.display.note = notes.append
-            trainer.run.engine.level.note = notes.append
+            if not isinstance(trainer.run.engine, OneProcess):
+                trainer.run.engine.level.note = notes.append
         result = trainer.fit()
         state = trainer.run.engine.state()
         return None if state is None else {"loss": torch.tensor(result.loss), **state[0], **state[1]}
@@ -116,6 +126,39 @@ def test_a_layout_at_a_level_gives_the_bytes_of_one_process_at_o0(
     assert not [note for note in notes if "O0" in note]
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_on_several_ranks_at_a_level_give_the_bytes_of_one_process_at_o0(
+    tiny: Tiny, tmp_path: Path, name: str, level: str
+) -> None:
+    """The first layer of four is dense; the last has shared experts too."""
+    train = {**TRAIN, "micro_batches": 8, "micro_batch": 1, "dtype": "bfloat16"}
+    config = functools.partial(tiny, model=with_experts("deepseek_v3"), train=train)
+    expected = trained(config(tmp_path / "alone"), {}, "O0", [])
+    notes: list[str] = []
+    found = trained(config(tmp_path / "mesh"), EXPERTS[name], level, notes)
+    same({key: found[key] for key in expected}, expected)  # a mesh has routers' biases too, which do not train
+    assert not [note for note in notes if "O0" in note]
+
+
+def test_experts_keep_as_many_rows_as_are_told(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may get more than it sends, but all together get what they send."""
+    held, backward = list[int](), GroupPrograms.backward
+
+    def counted(programs: GroupPrograms, flight: Flight, *rest: Any) -> Any:
+        held.append(sum(t.nbytes for kept in flight.kept.values() for t in kept.tensors if t is not kept.held))
+        return backward(programs, flight, *rest)
+
+    monkeypatch.setattr(GroupPrograms, "backward", counted)
+    parallel = {"dp": 2, "ep": 2, "recompute_layers": 1}
+    train = {"steps": 1, "micro_batches": 2, "micro_batch": 1, "dtype": "bfloat16"}
+    config = tiny(tmp_path, model=with_experts("qwen3_moe"), train=train)
+    trained(config, parallel, "O2", [])
+    told = config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel)})
+    assert len(held) == 2
+    assert sum(held) == sum(level_reports(told, config.model, rank, ["O2"])[0].experts for rank in (0, 1)) > 0
+
+
 def test_a_pipelines_memory_is_for_as_many_micro_batches_as_are_told_to_be_in_flight(
     tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -136,6 +179,39 @@ def test_a_pipelines_memory_is_for_as_many_micro_batches_as_are_told_to_be_in_fl
         (report,) = level_reports(told, config.model, rank, ["O2"])
         assert (report.in_flight, report.kept, report.later) == (count, kept, later)
     assert report.calls.keys() == {"forward", "backward", "weight gradients"}
+
+
+def test_weights_of_the_next_layer_are_gathered_while_one_computes(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, Any]] = []
+    begin, run = WeightStore.begin, StepProgram.run
+
+    def begun(store: WeightStore, unit: str) -> None:
+        if store.shards.axis.index == 0 and unit not in store._begun and not store._open[unit]:
+            events.append(("gather", unit))
+        begin(store, unit)
+
+    def ran(program: StepProgram, flight: Flight, extra: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        store = program.made.store
+        if store is not None and store.shards.axis.index == 0:
+            events.append(("compute", program.units[0]))
+        return run(program, flight, extra)
+
+    monkeypatch.setattr(WeightStore, "begin", begun)
+    monkeypatch.setattr(StepProgram, "run", ran)
+    train = {"steps": 1, "micro_batches": 2}
+    trained(tiny(tmp_path, model=MODEL, train=train), {"dp": 2, "fsdp": 3}, "O2", [])
+    order = [unit for what, unit in events if what == "compute"]
+    assert order == [
+        "embed",
+        *(f"layers.{i}" for i in range(4)),
+        "head",
+        *(f"layers.{i}" for i in (3, 2, 1, 0)),
+        "embed",
+    ]
+    for one, after in [*itertools.pairwise(order[:6]), *itertools.pairwise(order[6:])]:
+        assert events.index(("gather", after)) < len(events) - 1 - events[::-1].index(("compute", one)), (one, after)
 
 
 def test_where_one_rank_cannot_be_compiled_all_run_operator_by_operator(

@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.model.tiny import CONFIGS
 from tests.processes import start
 from tests.ranks_as_threads import on_threads
-from tiny_run import tiny_tree
+from tiny_run import tiny_tree, with_experts
 from torch import Tensor
 
 from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
-from lockstep.model.hf_config import read_config
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.join import joined
 from lockstep.parallel.mesh import MeshShape
@@ -140,16 +138,10 @@ EXPERT_LAYOUTS = {
     "ep2 dp2": {"dp": 2, "ep": 2, "recompute_layers": 1},
     "ep2 dp4, moments sharded": {"dp": 4, "ep": 2, "fsdp": 1},
     "ep3 dp3, gradients sharded": {"dp": 3, "ep": 3, "fsdp": 2},
-    "ep2 dp4, weights sharded": {"dp": 4, "ep": 2, "fsdp": 3},
+    "ep2 dp4, weights sharded, shared experts, latent attention": {"dp": 4, "ep": 2, "fsdp": 3},
     "ep2 dp2 pp2 zb-h1, shared experts, latent attention": {"pp": 2, "dp": 2, "ep": 2, "schedule": "zb-h1"},
     "ep2 dp2 pp2 zb-v, gradients sharded": {"pp": 2, "dp": 2, "ep": 2, "fsdp": 2, "schedule": "zb-v"},
 }
-
-
-def with_experts(family: str) -> dict[str, Any]:
-    """The model section of a tiny model of this family; its first layer is dense."""
-    shape = read_config(CONFIGS[family]().to_dict(), "test").model_dump()
-    return {**shape, "vocab_size": 300, "num_layers": 4, "router_aux_loss": 0.0}
 
 
 @pytest.mark.parametrize("name", EXPERT_LAYOUTS)
@@ -299,7 +291,7 @@ def test_every_way_of_sending_works_between_processes(tiny: Tiny) -> None:
     compiled = ({"dp": 2, "fsdp": 3}, {"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"cp": 2})
     layouts += [{"parallel": parallel, "train": train, "compile": {"level": "O2"}} for parallel in compiled]
     experts = {"model": with_experts("qwen3_moe"), "train": {**train, "canonical_tp": 1}}
-    layouts.append({"parallel": {"dp": 2, "ep": 2}, "compile": eager, **experts})
+    layouts.append({"parallel": {"dp": 2, "ep": 2}, "compile": {"level": "O2"}, **experts})
     measured = measure_layouts(tiny(model={**MODEL, "num_kv_heads": 2}), layouts, rounds=1, steps=1, warm_up=0)
     for asked, found in zip(layouts, measured, strict=True):
         axis = next(name for name, size in asked["parallel"].items() if size == 2)

@@ -23,3 +23,13 @@ def tiny_tree(text: Path, out: Path, **sections: dict[str, Any]) -> dict[str, An
         },
     }  # fmt: skip
     return {name: {**tree.get(name, {}), **sections.get(name, {})} for name in tree.keys() | sections.keys()}
+
+
+def with_experts(family: str) -> dict[str, Any]:
+    """The model section of a tiny model of this family; its first layer is dense."""
+    from tests.model.tiny import CONFIGS
+
+    from lockstep.model.hf_config import read_config
+
+    shape = read_config(CONFIGS[family]().to_dict(), "test").model_dump()
+    return {**shape, "vocab_size": 300, "num_layers": 4, "router_aux_loss": 0.0}

@@ -7,6 +7,7 @@ third, which goes into the queue that deferred products go into. Autograd joins 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -26,6 +27,7 @@ from lockstep.model.decoder import BlockCall, Decoder
 from lockstep.model.moe import Routed
 from lockstep.ops import Operators, Packed
 from lockstep.ops.cut_linear import WeightQueue, WholeGradient
+from lockstep.ops.spread_experts import Kept
 from lockstep.parallel.nodes import Group
 
 
@@ -35,7 +37,8 @@ class BlockCalls:
 
     layers: the groups of layers that are here; the first group of the model embeds. again: layers that keep only their
     input and run again in the backward pass. queue: takes gradients of weights; None: they come with the backward pass.
-    groups: the ranks that the operators add over, by axis. routed: what routers did is a result too.
+    groups: the ranks that the operators reach, by axis. routed: what routers did is a result too. of_experts: takes the
+    gradients of experts that ranks share out.
     """
 
     def __init__(
@@ -51,9 +54,11 @@ class BlockCalls:
         groups: Mapping[str, Group],
         plain: BlockCall,
         routed: bool = False,
+        of_experts: WeightQueue | None = None,
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible."""
         refuse_watched(decoder)
+        self.experts = None if of_experts is None else _Experts(groups["ep"], of_experts)
         self.rows, self.again, self.queue, self.plain = placer.rows, frozenset(again), queue, plain
         self.share = ops.share
         self.layers: dict[int, Layer] = {}
@@ -86,7 +91,8 @@ class BlockCalls:
             return self.plain(layer, block, ops, x, batch, table, pages, dtype, routed)
         here = self.layers[layer]
         inputs = [*tensors_of(batch), table, *(leaf.tensor for leaf in here.leaves)]
-        how = _How(self.kinds[id(here.halves)], here, self.trained[layer], layer in self.again, self.queue, units)
+        kind, again = self.kinds[id(here.halves)], layer in self.again
+        how = _How(kind, here, self.trained[layer], again, self.queue, units, self.experts)
         y, *routes = _Block.apply(how, x, *inputs)
         if routed is not None and routes:
             routed.append(Routed(*routes))
@@ -158,14 +164,37 @@ class _Part:
         self.program.run([*self.bound, *self.memories], [*tensors, *memories])
 
 
+@dataclass(frozen=True)
+class _Experts:
+    """Ranks that share experts out, and who takes the gradients of those here."""
+
+    group: Group
+    queue: WeightQueue
+
+
 class _How:
     """How one block of a kind is called. trained: which of the layer's leaves have a gradient. rows: the size."""
 
     def __init__(
-        self, kind: _Kind, layer: Layer, trained: list[int], again: bool, queue: WeightQueue | None, rows: int
-    ) -> None:
+        self, kind: _Kind, layer: Layer, trained: list[int], again: bool, queue: WeightQueue | None, rows: int,
+        experts: _Experts | None,
+    ) -> None:  # fmt: skip
         self.kind, self.layer, self.trained, self.again, self.queue = kind, layer, trained, again, queue
-        self.rows = rows
+        self.rows, self.experts = rows, experts
+
+    def bring(self, kept: Kept | None) -> None:
+        """What the layer's experts kept, for the program that runs next."""
+        if self.experts is not None:
+            self.experts.group.kept = kept
+
+    def take_kept(self) -> Kept | None:
+        """What the layer's experts keep for later; gradients that they put off go into their queue."""
+        if self.experts is None:
+            return None
+        group = self.experts.group
+        kept, group.kept = group.kept, None
+        self.layer.put_late(group, self.experts.queue)
+        return kept
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The results, the stream first, and the memory of what is saved (of no tensors: none)."""
@@ -182,8 +211,9 @@ class _Block(Function):
     def forward(ctx: Any, how: _How, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = [tensor.detach() for tensor in inputs]
         results, saved = how.forward(given)
-        ctx.how = how
-        ctx.save_for_backward(*(inputs if how.again else (*(inputs[i] for i in how.kind.used), *saved)))
+        ctx.how, kept, used = how, how.take_kept(), [inputs[i] for i in how.kind.used]
+        ctx.way = None if kept is None or how.again else kept.way
+        ctx.save_for_backward(*(inputs if how.again else (*used, *saved, *(() if kept is None else kept.tensors))))
         ctx.mark_non_differentiable(*(one for i, one in enumerate(results) if i not in how.kind.tangents))
         return tuple(results)
 
@@ -194,6 +224,10 @@ class _Block(Function):
         given, saved = [tensor.detach() for tensor in ctx.saved_tensors], []
         if not how.again:
             given, saved = given[: len(kind.used)], given[len(kind.used) :]
+            if ctx.way is not None:
+                count = len(saved) - len(Kept._fields) + len(ctx.way)
+                how.bring(Kept(*ctx.way, *saved[count:]))
+                saved = saved[:count]
         else:
             saved = how.forward(given)[1]
             given = [given[i] for i in kind.used]
@@ -202,6 +236,7 @@ class _Block(Function):
         carried = [kind.carried.memory()] if kind.carried.places else []
         slopes = [incoming[i].contiguous() for i in kind.tangents]
         kind.backward.run(rows, [*given, *slopes, *found], [*saved, *carried])
+        kept = how.take_kept()
         given_now = kind.backward.recipe.gives[: len(kind.backward.recipe.gives) - len(kind.carried.places)]
         gives = [None if at is None else found[at] for at in given_now]
         slope = gives.pop(0) if layer.wanted else None
@@ -211,7 +246,7 @@ class _Block(Function):
                 weights[i] = gradient
         else:
             given = [tensor if i in kind.late else tensor.new_empty(0) for i, tensor in enumerate(given)]
-            _Later(kind, rows, given, [*saved, *carried]).put_into(how.queue, [layer.leaves[i] for i in how.trained])
+            _Later(how, given, [*saved, *carried], kept).put_into(how.queue, [layer.leaves[i] for i in how.trained])
         others = len(ctx.needs_input_grad) - 2 - len(weights)
         return None, slope, *[None] * others, *weights
 
@@ -219,8 +254,8 @@ class _Block(Function):
 class _Later:
     """The gradients of a block's weights: computed together, when the first of them is asked for."""
 
-    def __init__(self, kind: _Kind, rows: int, given: list[Tensor], memories: list[Tensor]) -> None:
-        self.kind, self.rows, self.given, self.memories = kind, rows, given, memories
+    def __init__(self, how: _How, given: list[Tensor], memories: list[Tensor], kept: Kept | None) -> None:
+        self.how, self.kind, self.given, self.memories, self.kept = how, how.kind, given, memories, kept
         self.found: list[Tensor] = []
 
     def put_into(self, queue: WeightQueue, weights: Sequence[Leaf]) -> None:
@@ -233,8 +268,10 @@ class _Later:
         weights = self.kind.weights
         assert weights is not None
         if not self.found:
-            self.found = _fresh(weights.recipe.outputs, self.rows)
-            weights.run(self.rows, [*self.given, *self.found], self.memories)
+            self.found = _fresh(weights.recipe.outputs, self.how.rows)
+            self.how.bring(self.kept)
+            weights.run(self.how.rows, [*self.given, *self.found], self.memories)
+            self.how.take_kept()
             self.given, self.memories = [], []
         return self.found[at]
 

@@ -7,6 +7,7 @@ makes a compiled graph give the bits of the eager one.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,12 @@ TRACING = threading.RLock()
 what is patched looks at nothing but the trace's own modes, which belong to the tracing thread."""
 
 
+def import_tracer() -> None:
+    """Import what traces: once in a process, and longer than any capture takes."""
+    for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor"):
+        importlib.import_module(name)
+
+
 def capture(
     function: Function, given: Sequence[Given], units: int, whole: bool = False, share: RowShare = ALL_ROWS
 ) -> Joint:
@@ -109,4 +116,7 @@ def capture(
             return (*results, *torch.autograd.grad(ends, starts, gradients, allow_unused=True))
 
         module = make_fx(joint)(*inputs, *incoming)
+    names = [one.name for one in given] + [f"gradient of result {i}" for i in ([] if whole else tangents)]
+    for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
+        node.meta["given"] = name
     return Joint(module, len(outputs), () if whole else tangents, loose)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from lockstep.compile.cache import Cache
-from lockstep.compile.capture import TRACING, CannotCompile, Function, NotCached, capture
+from lockstep.compile.capture import TRACING, CannotCompile, Function, NotCached, capture, import_tracer
 from lockstep.compile.halves import Halves
 from lockstep.compile.partition import split
 from lockstep.compile.passes import Level, PassContext, PassReport, apply, pipeline
@@ -114,8 +114,8 @@ class Compiler:
     def _captured(self, stage: Stage, key: str | None, report: StageReport) -> Halves:
         if self.only_cached:
             raise NotCached(f"{stage.name}: it is not in the compile cache")
-        import torch._meta_registrations  # noqa: F401 - a process that serves is without them until now
-
+        with self.phase("import"):
+            import_tracer()
         try:
             function = stage.function()
             halves = self._at(stage, function, MORE, report)

@@ -118,7 +118,7 @@ class View {
   }
   box(node, i) {
     const solid = node.fused || KINDS[node.kind], x = node.x * WIDE - BOX / 2, y = node.y * HIGH - TALL / 2;
-    const label = node.op === "input" ? node.name : node.op, small = node.op === "input" ? node.result :
+    const label = node.op === "input" ? node.given : node.op, small = node.op === "input" ? node.result :
       [short(node.flops, "FLOP"), short(node.bytes, "B")].filter(Boolean).join(" · ") || node.result;
     const cut = (value, size) => text(value.length > size ? value.slice(0, size - 1) + "…" : value);
     return `<g class="node ${node.part} ${solid ? "solid" : ""}" data-node="${i}">` +
@@ -133,7 +133,7 @@ class View {
   }
   start() {                            // as wide as can be read, from the top
     const [a, b, c] = this.bounds(), w = this.svg.clientWidth;
-    this.scale = Math.min(1.1, Math.max(.55, w / (c - a))); this.x = w / 2 - (a + c) / 2 * this.scale;
+    this.scale = Math.min(1.1, Math.max(.75, w / (c - a))); this.x = w / 2 - (a + c) / 2 * this.scale;
     this.y = 10 - (b + HIGH / 2) * this.scale; this.turn();
   }
   fit() {
@@ -159,7 +159,8 @@ class View {
     const i = this.found(event);
     tip.style.display = i === null || this.drag ? "none" : "block";
     if (i === null) return;
-    const node = this.graph.nodes[i], lines = [`${node.name} = ${node.op}(${node.args})`, node.result];
+    const node = this.graph.nodes[i], lines = node.op === "input" ? [`${node.given}, an input`, node.result] :
+      [`${node.name} = ${node.op}(${node.args})`, node.result];
     if (node.bytes) lines.push(`${short(node.flops, "FLOP") || "0 FLOP"}, ${short(node.bytes, "B")} read and written`);
     if (node.fused) lines.push(`fused: ${node.fused}${node.of.length ? " (" + node.of.join(", ") + ")" : ""}`);
     if (node.again) lines.push("computed again in the backward pass");

@@ -81,6 +81,7 @@ def _node(node: Node, place: tuple[float, int], part: str, fused: Mapping[str, s
     price, region = node_cost(node), node.meta.get("fused")
     return {
         "name": node.name,
+        "given": node.meta.get("given", node.name),
         "op": _operator(node),
         "kind": _kind(node),
         "part": part,

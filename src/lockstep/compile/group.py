@@ -8,14 +8,15 @@ Several micro-batches are in flight. What one keeps from its forward to its back
 its `kept`; what weights' gradients need beyond that in another, its `later`. Both come from a pool, so that a step
 allocates as many as are ever in flight, once. Intermediates of all groups of a rank share one scratch area.
 
-Where gradients or weights are sharded, a kind of step is a program for each layer: its gradients are given away before
-the next layer's are made, and its weights are gathered only while it runs.
+Where gradients or weights are sharded, or experts shared out, a kind of step is a program for each layer: its gradients
+are given away before the next layer's are made, and its weights are gathered only while it runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from lockstep.compile.recipe import Place
 from lockstep.compile.stage import embedding_stage, loss_stage, tensors_of
 from lockstep.model.decoder import Decoder
 from lockstep.ops import Operators, Packed
+from lockstep.ops.cut_linear import WeightQueue
 from lockstep.parallel.nodes import Group
 from lockstep.parallel.weight_store import WeightStore
 
@@ -54,15 +56,16 @@ class GroupPrograms:
         pool: Pool | None = None,
         layerwise: bool = False,
         store: WeightStore | None = None,
+        queue: WeightQueue | None = None,
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible. trained: the parameters that have a gradient.
         placer: for so many rows, shared by the groups. groups: the ranks that the operators add over, by axis. pool:
         shared by those who are not in flight for the same micro-batch. layerwise: a program for each layer. store:
-        where weights are sharded."""
+        where weights are sharded. queue: takes the gradients of experts that ranks share out."""
         refuse_watched(decoder)
         self.span, self.decoder, self.trained, self.groups = span, decoder, set(trained), groups
         self.placer, self.share, self.store = placer, ops.share, store
-        self.layerwise = layerwise or store is not None
+        self.layerwise, self.queue = layerwise or store is not None or "ep" in groups, queue
         self._batch = Packed.of([2, 3])
         with torch.enable_grad():
             self.layers = compiled_layers(
@@ -139,10 +142,13 @@ class GroupPrograms:
         return found
 
     def _run(self, kind: str, flight: Flight, extra: Mapping[str, Tensor], give: Give) -> Gradients:
-        """The programs of a kind of step, in their order."""
+        """The programs of a kind of step, in their order. While one runs, the next one's weights are gathered."""
         found: Gradients = {}
-        for program in self.programs[kind]:
-            with nullcontext() if self.store is None else self.store.held(program.units):
+        programs, store = self.programs[kind], self.store
+        for program, after in zip_longest(programs, programs[1:]):
+            with nullcontext() if store is None else store.held(program.units):
+                for unit in [] if store is None or after is None else after.units:
+                    store.begin(unit)
                 made = program.run(flight, extra)
             found |= give(made)
         return found

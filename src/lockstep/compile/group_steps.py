@@ -19,6 +19,8 @@ from lockstep.parallel.shards import unit_of
 
 if TYPE_CHECKING:
     from lockstep.compile.group import GroupPrograms
+    from lockstep.ops.spread_experts import Kept
+    from lockstep.parallel.nodes import Group
 
 Gradients = dict[str, Tensor]
 Part = int | Literal["embed", "head"]
@@ -28,11 +30,13 @@ Part = int | Literal["embed", "head"]
 @dataclass
 class Flight:
     """A micro-batch between the steps of a group: the tensors that programs are given, by name. early: gradients that
-    the forward pass gave (of the loss's weights). rows: its size (units, where ranks share rows)."""
+    the forward pass gave (of the loss's weights). kept: what layers keep whose experts ranks share out. rows: its size
+    (units, where ranks share rows)."""
 
     rows: int
     tensors: dict[str, Tensor]
     early: dict[str, Tensor] = field(default_factory=dict)
+    kept: dict[Part, Kept] = field(default_factory=dict)
     objective: Tensor | None = None
     logprobs: Tensor | None = None
 
@@ -51,6 +55,7 @@ class StepProgram:
         self.sharded: list[str] = []
         self.units: list[str] = []
         self.parameters = dict(made.decoder.named_parameters())
+        self.parts = parts
         for part in parts:
             self.emit(part)
 
@@ -63,11 +68,29 @@ class StepProgram:
         found = {name: torch.empty(self.parameters[name].shape) for name in self.grads}
         tensors = {**flight.tensors, **extra, **{name: self.parameters[name].detach() for name in self.sharded}}
         self.program.resize(flight.rows)
-        self.program.run(
-            [*self.outside.values(), *self.grads.values()],
-            [*(tensors[name] for name in self.outside), *found.values()],
-        )
+        values, given = [*self.outside.values(), *self.grads.values()], [tensors[name] for name in self.outside]
+        experts = self.made.groups.get("ep")
+        if experts is None:
+            self.program.run(values, [*given, *found.values()])
+        else:
+            self._run_with(experts, flight, values, [*given, *found.values()])
         return found
+
+    def _run_with(self, experts: Group, flight: Flight, values: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Run where ranks share experts out: what they keep belongs to the flight."""
+        (part,) = self.parts
+        experts.kept = flight.kept.pop(part, None)
+        self.program.run(values, tensors)
+        kept, experts.kept = experts.kept, None
+        if kept is not None and self.keeps(part):
+            flight.kept[part] = kept
+        if isinstance(part, int) and experts.late:
+            assert self.made.queue is not None
+            self.made.layers[part].put_late(experts, self.made.queue)
+
+    def keeps(self, part: Part) -> bool:
+        """Whether what experts keep is for a program that runs later."""
+        return True
 
     def named(self, name: str) -> int:
         """A tensor that is given at every run."""
@@ -123,6 +146,9 @@ class StepProgram:
 
 
 class Forward(StepProgram):
+    def keeps(self, part: Part) -> bool:
+        return isinstance(part, int) and self.made.span.layers[part] not in self.made.span.again
+
     def emit(self, part: Part) -> None:
         made, memory = self.made, self.memory
         if part == "embed":

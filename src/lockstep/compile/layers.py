@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,11 @@ from lockstep.compile.recipe import Place
 from lockstep.compile.stage import Leaf, block_stage
 from lockstep.model.decoder import Block, Decoder
 from lockstep.ops import Operators, Packed, Paged, Pages
+from lockstep.ops.cut_linear import WeightQueue
+from lockstep.ops.spread_experts import own_weights
+
+if TYPE_CHECKING:
+    from lockstep.parallel.nodes import Group
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,18 @@ class Layer:
     def trained(self) -> list[int]:
         """Which of the leaves have a gradient, by index; with `wanted` before them, the backward's results."""
         return [i for i, leaf in enumerate(self.leaves) if leaf.given.differentiated]
+
+    def put_late(self, experts: Group, queue: WeightQueue) -> None:
+        """Queue the gradients of weights that the experts of this layer have put off, where ranks share experts out."""
+        late, experts.late = experts.late, []
+        kinds = ([leaf for leaf in self.leaves if _is_experts(leaf.name, kind)] for kind in ("gate", "up", "down"))
+        here = own_weights(experts.axis, *kinds)
+        for one in late:
+            queue.put(here[one.weight].tensor, one.gradient, one.source)
+
+
+def _is_experts(leaf: str, kind: str) -> bool:
+    return leaf.startswith("mlp.experts.") and leaf.endswith(f".{kind}.weight")
 
 
 def compiled_layers(

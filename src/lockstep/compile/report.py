@@ -51,7 +51,8 @@ def compile_report(stages: Sequence[Compiled], seconds: Mapping[str, float]) -> 
 
 
 def save_graphs(path: str | Path, title: str, stages: Sequence[Compiled]) -> bool:
-    """Write the page of the stages whose graphs were kept; False where there are none and nothing is written."""
+    """Write the page of the stages whose graphs were kept, the largest first; False where there are none and nothing
+    is written."""
     data = [
         stage_data(
             f"{stage.name} {i}" if _count(stages, stage.name) > 1 else stage.name,
@@ -63,6 +64,7 @@ def save_graphs(path: str | Path, title: str, stages: Sequence[Compiled]) -> boo
         for i, stage in enumerate(stages)
         if stage.before is not None and stage.after is not None
     ]
+    data.sort(key=lambda one: -len(one["before"]["nodes"]))
     if data:
         save_graph_view(path, title, data)
     return bool(data)

@@ -79,7 +79,8 @@ class Update:
 def _squares(ops: Operators, shape: torch.Size) -> Stage:
     given = (Given("gradient", tuple(shape), torch.float32),)
     function: Function = lambda gradient: (ops.square_sum(gradient),)  # noqa: E731
-    return Stage("gradient norm", ["norm", "squares", ops.numerics, list(shape)], given, lambda: function)
+    name = f"squares {'x'.join(map(str, shape))}"
+    return Stage(name, ["norm", "squares", ops.numerics, list(shape)], given, lambda: function)
 
 
 def _root(count: int) -> Stage:

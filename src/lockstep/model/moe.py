@@ -88,11 +88,9 @@ class Experts(nn.ModuleList):
     def forward(self, ops: Operators, rows: Tensor, offsets: Tensor) -> Tensor:
         """rows [R, D], those of group g from offsets[g] to offsets[g + 1] -> [R, D]. A group is an expert's rows."""
         gate, up, down = ([part.ready(ops, rows.dtype) for part in parts] for parts in self._parts())
-        gated, linear = ops.grouped_gated, ops.grouped_linear
         if ops.experts is not None:
-            gated, linear = ops.experts.gated, ops.experts.linear
-        y: Tensor = linear(gated(rows, gate, up, offsets, self.activation), down, offsets)
-        return y
+            return ops.experts(rows, gate, up, down, offsets, self.activation)
+        return ops.grouped_linear(ops.grouped_gated(rows, gate, up, offsets, self.activation), down, offsets)
 
     def prepare(self, ops: Operators, dtype: torch.dtype) -> None:
         """Pack every weight for inference in this dtype."""

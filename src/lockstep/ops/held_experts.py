@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lockstep.ops.batch import Routes, Routing
-from lockstep.ops.operators import ExpertProducts, Operators
+from lockstep.ops.operators import Operators
 from lockstep.ops.spread_experts import Devices
 
 
@@ -45,12 +45,13 @@ def held_experts(ops: Operators, devices: Devices) -> Operators:
     def dispatch(x: Tensor, routes: HeldRoutes) -> Tensor:
         return ops.dispatch(x, replace(routes, rows=routes.rows[routes.bounds[index] : routes.bounds[index + 1]]))
 
-    def gated(x: Tensor, gates: Sequence[Any], ups: Sequence[Any], groups: Tensor, activation: str) -> Tensor:
-        own = [_own(side, devices) for side in (gates, ups)]
-        return ops.grouped_gated(x, *own, groups, activation) if len(x) else x
-
-    def linear(x: Tensor, weights: Sequence[Any], groups: Tensor) -> Tensor:
-        return ops.grouped_linear(x, _own(weights, devices), groups) if len(x) else x
+    def experts(
+        x: Tensor, gates: Sequence[Any], ups: Sequence[Any], downs: Sequence[Any], groups: Tensor, activation: str
+    ) -> Tensor:
+        if not len(x):
+            return x
+        gates, ups, downs = (_own(part, devices) for part in (gates, ups, downs))
+        return ops.grouped_linear(ops.grouped_gated(x, gates, ups, groups, activation), downs, groups)
 
     def combine(y: Tensor, routes: HeldRoutes) -> Tensor:
         found = y.new_empty(routes.bounds[-1], y.shape[1])
@@ -59,7 +60,7 @@ def held_experts(ops: Operators, devices: Devices) -> Operators:
         devices.exchange([y] * size, parts)
         return ops.combine(found, routes)
 
-    return replace(ops, route=route, dispatch=dispatch, combine=combine, experts=ExpertProducts(gated, linear))
+    return replace(ops, route=route, dispatch=dispatch, combine=combine, experts=experts)
 
 
 def _own(weights: Sequence[Any], devices: Devices) -> list[Any]:

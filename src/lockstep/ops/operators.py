@@ -36,15 +36,6 @@ class CutProduct:
 
 
 @dataclass(frozen=True)
-class ExpertProducts:
-    """How the products of experts that devices share out are made: operators like ``grouped_gated`` and
-    ``grouped_linear``."""
-
-    gated: Any
-    linear: Any
-
-
-@dataclass(frozen=True)
 class Operators:
     """The operators under one numerics mode (`operators` makes it). T rows (tokens), S sequences.
 
@@ -113,8 +104,9 @@ class Operators:
     """(logits float32, cap) -> cap * tanh(logits / cap)"""
     cut: Mapping[Split, CutProduct] = field(default_factory=dict)
     """The products of weights that tensor parallelism cuts; empty: nothing is cut, and ``linear`` computes them"""
-    experts: ExpertProducts | None = None
-    """The products of a layer's experts where each device has some of them; None: the grouped products above"""
+    experts: Callable[..., Tensor] | None = None
+    """(rows that `dispatch` gave, gates, ups, downs, `Routes.groups`, activation) -> rows for `combine`: a layer's
+    experts where each device has some of them; None: the grouped products above"""
     cut_as: str = ""
     """How they are cut, in words: what a compiled program of these operators depends on beyond ``numerics``"""
     share: RowShare = field(default_factory=RowShare)

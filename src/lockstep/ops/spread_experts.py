@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lockstep.ops.batch import Routes, Routing
 from lockstep.ops.cut_linear import WeightQueue
 from lockstep.ops.gated import CODES
-from lockstep.ops.operators import ExpertProducts, Operators
+from lockstep.ops.operators import Operators
+
+Weight = TypeVar("Weight")
 
 
 class Devices(Protocol):
@@ -43,150 +44,146 @@ def spread_experts(ops: Operators, devices: Devices) -> Operators:
 
     Products are the contract's in both numerics. Gradients of experts' weights need `queueing`.
     """
-
-    def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Routes:
-        return _met(ops.route(logits, routing, bias), devices)
-
-    def dispatch(x: Tensor, routes: SentRoutes) -> Tensor:
-        rows: Tensor = _Sent.apply(ops.dispatch(x, routes), routes.out, routes.back, devices)
-        return rows
-
-    def combine(y: Tensor, routes: SentRoutes) -> Tensor:
-        return ops.combine(_Sent.apply(y, routes.back, routes.out, devices), routes)
-
-    products = ExpertProducts(SpreadGated(devices), SpreadLinear(devices))
-    return replace(ops, route=route, dispatch=dispatch, combine=combine, experts=products)
+    return replace(ops, experts=SpreadExperts(devices))
 
 
 def queueing(ops: Operators, queue: WeightQueue) -> Operators:
     """The operators of `spread_experts` whose weights' gradients go into the queue, one for each device's rows."""
-    assert ops.experts is not None
-    gated, linear = (replace(form, queue=queue) for form in (ops.experts.gated, ops.experts.linear))
-    return replace(ops, experts=ExpertProducts(gated, linear))
+    return replace(ops, experts=replace(ops.experts, queue=queue))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
-class SentRoutes(Routes):
-    """Routes of rows that go to other devices. out: rows for each device; back: rows that come from each.
-
-    held: int32 [devices x E / devices + 1], where the rows begin that came from a device for an expert of ours, by
-    device, then by expert, then by token.
-    """
-
-    out: list[int]
-    back: list[int]
-    held: Tensor
-
-    @property
-    def groups(self) -> Tensor:
-        return self.held
-
-
-@dataclass(frozen=True)
-class SpreadGated:
-    """`grouped_gated` of the experts here."""
+class SpreadExperts:
+    """`Operators.experts` of a device that holds some of them."""
 
     devices: Devices
     queue: WeightQueue | None = None
 
     def __call__(
-        self, x: Tensor, gates: Sequence[Tensor], ups: Sequence[Tensor], groups: Tensor, activation: str
+        self,
+        rows: Tensor,
+        gates: Sequence[Tensor],
+        ups: Sequence[Tensor],
+        downs: Sequence[Tensor],
+        offsets: Tensor,
+        activation: str,
     ) -> Tensor:
-        """x [R, K], rows that came; gates and ups of all experts, each [F, K]; groups: `SentRoutes.held` -> [R, F]."""
-        here = (*_own(gates, self.devices), *_own(ups, self.devices))
-        y: Tensor = _Gated.apply(x, groups, CODES[activation], self, *here)
+        """rows [T k, D] of this device's tokens, by expert; weights of all experts -> [T k, D]."""
+        here = own_weights(self.devices, gates, ups, downs)
+        y: Tensor = _Spread.apply(rows, offsets, CODES[activation], self, *here)
         return y
 
 
-@dataclass(frozen=True)
-class SpreadLinear:
-    """`grouped_linear` with the experts here."""
+class Kept(NamedTuple):
+    """What a layer's experts keep for the backward pass.
 
-    devices: Devices
-    queue: WeightQueue | None = None
+    out: rows for each device; back: rows R that came from each. held: int32 [devices x E / devices + 1], where the rows
+    begin that came from a device for an expert of ours, by device, then by expert, then by token. x [R, D]: those rows;
+    gate, up, y [R, F]: their products and the gated one.
+    """
 
-    def __call__(self, x: Tensor, weights: Sequence[Tensor], groups: Tensor) -> Tensor:
-        """x [R, K], rows that came; weights of all experts, each [N, K]; groups: `SentRoutes.held` -> [R, N]."""
-        y: Tensor = _Linear.apply(x, groups, self, *_own(weights, self.devices))
-        return y
+    out: list[int]
+    back: list[int]
+    held: Tensor
+    x: Tensor
+    gate: Tensor
+    up: Tensor
+    y: Tensor
 
+    @property
+    def way(self) -> tuple[list[int], list[int]]:
+        """The numbers: `Kept(*way, *tensors)` is the whole."""
+        return self.out, self.back
 
-def _met(routes: Routes, devices: Devices) -> SentRoutes:
-    """Devices tell each other how many rows they will send for each expert. On the meta device, where rows have no
-    numbers, every expert counts as chosen alike."""
-    experts, size = len(routes.offsets) - 1, devices.size
-    if routes.offsets.is_meta:
-        out = [stop - start for start, stop in pairwise(len(routes.rows) * i // size for i in range(size + 1))]
-        held = routes.offsets.new_empty(experts + 1)
-        return SentRoutes(**vars(routes), out=out, back=[out[devices.index]] * size, held=held)
-    counts = routes.offsets.diff().view(size, experts // size)
-    came = counts.clone()  # of which our own row is right already
-    devices.exchange(list(counts), list(came))
-    held = torch.nn.functional.pad(came.flatten().cumsum(0), (1, 0)).to(torch.int32)
-    return SentRoutes(**vars(routes), out=counts.sum(1).tolist(), back=came.sum(1).tolist(), held=held)
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.held, self.x, self.gate, self.up, self.y
 
 
-class _Sent(Function):
-    """Rows to other devices; backward their gradients come back. out, back: rows for each device, and from each."""
+class Late(NamedTuple):
+    """A gradient that was put off: of which of the weights here (gates, ups, downs), for the rows of which device."""
 
+    weight: int
+    source: int
+    gradient: Callable[[], Tensor]
+
+
+def forward(
+    rows: Tensor, offsets: Tensor, weights: Sequence[Tensor], code: int, devices: Devices, into: Tensor | None = None
+) -> tuple[Tensor, Kept]:
+    """Send, compute with the weights here (gates, ups, downs), send back. into: takes the result."""
+    gates, ups, downs = (_values(part) * devices.size for part in _thirds(weights))
+    out, back, held = _met(offsets, len(rows), devices)
+    x = _moved(rows, out, back, devices)
+    y, gate, up = torch.ops.lockstep.grouped_gated_product(x, held, gates, ups, code, True)
+    product = torch.ops.lockstep.grouped_product(y, held, downs, False)
+    return _moved(product, back, out, devices, into), Kept(out, back, held, x, gate, up, y)
+
+
+def backward(
+    dy: Tensor, kept: Kept, weights: Sequence[Tensor], code: int, devices: Devices, into: Tensor | None = None
+) -> tuple[Tensor, list[Late]]:
+    """The gradient of the rows, and those of the weights here, for the rows of every device, which are put off."""
+    out, back, held = kept[:3]
+    gates, ups, downs = _thirds(weights)
+    dy = _moved(dy, out, back, devices).to(kept.x.dtype)
+    slope = _input_gradient(dy, held, downs, devices)
+    slopes = torch.ops.lockstep.gated_backward(slope, kept.gate, kept.up, code)
+    of_gate, of_up = (_input_gradient(d, held, part, devices) for d, part in zip(slopes, (gates, ups), strict=True))
+    late = _late(0, slopes[0], kept.x, held, devices)
+    late += _late(len(gates), slopes[1], kept.x, held, devices)
+    late += _late(2 * len(gates), dy, kept.y, held, devices)
+    return _moved(of_up + of_gate, back, out, devices, into), late
+
+
+def own_weights(devices: Devices, *parts: Sequence[Weight]) -> list[Weight]:
+    """Of all experts' weights (gates, ups, downs), those here."""
+    here = len(parts[0]) // devices.size
+    return [weight for part in parts for weight in part[devices.index * here : (devices.index + 1) * here]]
+
+
+class _Spread(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, out: list[int], back: list[int], devices: Devices) -> Tensor:
-        ctx.way = out, back, devices
-        return _moved(rows, out, back, devices)
+    def forward(ctx: Any, rows: Tensor, offsets: Tensor, code: int, form: SpreadExperts, *weights: Tensor) -> Tensor:
+        y, kept = forward(rows, offsets, weights, code, form.devices)
+        ctx.save_for_backward(*kept.tensors)
+        ctx.way, ctx.code, ctx.form = kept.way, code, form
+        ctx.weights = weights  # the parameters themselves, as in `cut_linear`
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        out, back, devices = ctx.way
-        return _moved(grads[0], back, out, devices), None, None, None
+        kept, form = Kept(*ctx.way, *ctx.saved_tensors), ctx.form
+        dx, late = backward(grads[0], kept, ctx.weights, ctx.code, form.devices)
+        if any(ctx.needs_input_grad[4:]):
+            assert form.queue is not None, "gradients of spread experts need a queue: `queueing`"
+            for one in late:
+                form.queue.put(ctx.weights[one.weight], one.gradient, one.source)
+        return dx, None, None, None, *[None] * len(ctx.weights)
 
 
-def _moved(rows: Tensor, out: list[int], back: list[int], devices: Devices) -> Tensor:
+def _met(offsets: Tensor, rows: int, devices: Devices) -> tuple[list[int], list[int], Tensor]:
+    """Devices tell each other how many rows they will send for each expert. On the meta device, where rows have no
+    numbers, every expert counts as chosen alike."""
+    experts, size = len(offsets) - 1, devices.size
+    if offsets.is_meta:
+        out = [stop - start for start, stop in pairwise(rows * i // size for i in range(size + 1))]
+        return out, [out[devices.index]] * size, offsets.new_empty(experts + 1)
+    counts = offsets.diff().view(size, experts // size)
+    came = counts.clone()  # of which our own row is right already
+    devices.exchange(list(counts), list(came))
+    held = torch.nn.functional.pad(came.flatten().cumsum(0), (1, 0)).to(torch.int32)
+    return counts.sum(1).tolist(), came.sum(1).tolist(), held
+
+
+def _moved(rows: Tensor, out: list[int], back: list[int], devices: Devices, into: Tensor | None = None) -> Tensor:
+    """Rows to other devices and theirs to here. out, back: rows for each device, and from each."""
     rows = rows.contiguous()
-    found = rows.new_empty(sum(back), rows.shape[1])
+    found = rows.new_empty(sum(back), rows.shape[1]) if into is None else into
     outgoing, incoming = rows.split(out), found.split(back)
     incoming[devices.index].copy_(outgoing[devices.index])
     devices.exchange(outgoing, incoming)
     return found
-
-
-class _Gated(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: Tensor, code: int, form: SpreadGated, *weights: Tensor) -> Tensor:
-        """weights: the gates here, then as many ups."""
-        gates, ups = _halves(weights)
-        values = [_values(side) * form.devices.size for side in (gates, ups)]
-        y, gate, up = torch.ops.lockstep.grouped_gated_product(x, groups, *values, code, True)
-        ctx.save_for_backward(x, groups, gate, up)
-        ctx.weights, ctx.code, ctx.form = weights, code, form  # the parameters themselves, as in `cut_linear`
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, groups, gate, up = ctx.saved_tensors
-        sides, form = _halves(ctx.weights), ctx.form
-        slopes = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
-        of_gate, of_up = (_input_gradient(d, groups, side, form.devices) for d, side in zip(slopes, sides, strict=True))
-        if any(ctx.needs_input_grad[4:]):
-            for d, side in zip(slopes, sides, strict=True):
-                _put_off(form, d, x, groups, side)
-        return of_up + of_gate, None, None, None, *[None] * len(ctx.weights)
-
-
-class _Linear(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: Tensor, form: SpreadLinear, *weights: Tensor) -> Tensor:
-        x = x.contiguous()
-        ctx.save_for_backward(x, groups)
-        ctx.weights, ctx.form = weights, form
-        return torch.ops.lockstep.grouped_product(x, groups, _values(weights) * form.devices.size, False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, groups), weights, form = ctx.saved_tensors, ctx.weights, ctx.form
-        dy = grads[0].to(x.dtype).contiguous()
-        if any(ctx.needs_input_grad[3:]):
-            _put_off(form, dy, x, groups, weights)
-        return _input_gradient(dy, groups, weights, form.devices), None, None, *[None] * len(weights)
 
 
 def _input_gradient(dy: Tensor, groups: Tensor, weights: Sequence[Tensor], devices: Devices) -> Tensor:
@@ -194,15 +191,13 @@ def _input_gradient(dy: Tensor, groups: Tensor, weights: Sequence[Tensor], devic
     return dx
 
 
-def _put_off(
-    form: SpreadGated | SpreadLinear, dy: Tensor, x: Tensor, groups: Tensor, weights: Sequence[Tensor]
-) -> None:
-    """Queue a gradient of every weight for the rows of every device."""
-    assert form.queue is not None, "gradients of spread experts need a queue: `queueing`"
-    for source in range(form.devices.size):
-        made = _Stack(partial(_weight_gradients, dy, x, groups, source, form.devices.size))
-        for expert, weight in enumerate(weights):
-            form.queue.put(weight, partial(made.take, expert), source)
+def _late(first: int, dy: Tensor, x: Tensor, groups: Tensor, devices: Devices) -> list[Late]:
+    """A gradient of every weight of a kind (numbered from `first`) for the rows of every device."""
+    found, here = [], (len(groups) - 1) // devices.size
+    for source in range(devices.size):
+        made = _Stack(partial(_weight_gradients, dy, x, groups, source, devices.size))
+        found += [Late(first + expert, source, partial(made.take, expert)) for expert in range(here)]
+    return found
 
 
 def _weight_gradients(dy: Tensor, x: Tensor, groups: Tensor, source: int, size: int) -> list[Tensor]:
@@ -230,14 +225,10 @@ class _Stack:
         return self._made.pop(place)
 
 
-def _own(weights: Sequence[Tensor], devices: Devices) -> list[Tensor]:
-    """Of all experts' weights, those here."""
-    here = len(weights) // devices.size
-    return list(weights[devices.index * here : (devices.index + 1) * here])
-
-
-def _halves(weights: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    return weights[: len(weights) // 2], weights[len(weights) // 2 :]
+def _thirds(weights: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+    """Gates, ups, downs."""
+    here = len(weights) // 3
+    return weights[:here], weights[here : 2 * here], weights[2 * here :]
 
 
 def _values(weights: Sequence[Tensor]) -> list[Tensor]:

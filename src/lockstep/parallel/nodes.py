@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.ops.cut_linear import Add
+from lockstep.ops.spread_experts import Kept, Late
 from lockstep.parallel.collectives import Axis, Sum
 
 LIBRARY = torch.library.Library("lockstep_mesh", "DEF")
@@ -30,6 +31,9 @@ class Group:
         self.axis, self.handle = axis, f"{axis.name}#{next(_NUMBERS)}"
         self.begun: dict[int, Message] = {}
         """What is on its way, by the address of the memory that each result will be written to."""
+        self.kept: Kept | None = None
+        self.late: list[Late] = []
+        """What the experts of the block that runs keep, and gradients that they put off (`expert_nodes`)."""
         _HANDLES[self.handle] = self
 
     def begin(self, outs: Sequence[Tensor], message: Message) -> None:
@@ -80,9 +84,17 @@ def define(name: str, arguments: str, shape: Callable[..., Tensor], begin: Calla
     arguments.
     """
 
+    def run(group: Group, out: Tensor, *given: Any) -> None:
+        group.begin([out], begin(group.axis, out, *given))
+
+    define_at_once(name, arguments, shape, run)
+
+
+def define_at_once(name: str, arguments: str, shape: Callable[..., Tensor], run: Callable[..., None]) -> None:
+    """`define` of an operator that nobody waits for. run: of the group, the memory of the result and the arguments."""
+
     def into(*given: Any, out: Tensor) -> Tensor:
-        group = _HANDLES[given[-1]]
-        group.begin([out], begin(group.axis, out, *given[:-1]))
+        run(_HANDLES[given[-1]], out, *given[:-1])
         return out
 
     LIBRARY.define(f"{name}({arguments}, str group) -> Tensor")

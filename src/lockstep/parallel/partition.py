@@ -17,6 +17,7 @@ from lockstep.ops.cut_linear import cut_operators
 from lockstep.ops.row_share import RowShare
 from lockstep.ops.spread_experts import spread_experts
 from lockstep.parallel.collectives import Mesh
+from lockstep.parallel.expert_nodes import ExpertNodes
 from lockstep.parallel.head import shared_head
 from lockstep.parallel.nodes import adding
 from lockstep.parallel.row_nodes import RowNodes
@@ -86,7 +87,10 @@ class Partition:
         """The operators with products that reach across the tensor-parallel ranks where a weight is cut, and rows that
         go to the ranks of their experts. captured: for a graph, in which what reaches across are nodes; where rows are
         shared, of numbers that leave this rest."""
-        if self.experts is not None:
+        if self.experts is not None and captured:
+            where = f"experts {self.experts.index} of {self.experts.size}"
+            ops = replace(ops, experts=ExpertNodes("ep", self.experts), cut_as=where)
+        elif self.experts is not None:
             ops = spread_experts(ops, self.experts)
         segments, axis = self.config.canonical_tp, self.mesh["tp"]
         add = adding("tp") if captured and axis.size > 1 else axis.add

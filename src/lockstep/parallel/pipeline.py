@@ -339,12 +339,7 @@ class Eager:
 
     def _computed(self, m: int, work: list[Due]) -> Iterator[tuple[str, Tensor]]:
         """The gradients of weights that were put off, by name; those of spread experts are given away."""
-        line = self.line
-        for due in sorted((due for due in work if due.source is not None), key=lambda due: due.source or 0):
-            assert line.experts is not None
-            assert due.source is not None
-            self.give(line.names[id(due.weight)], m * line.experts.size + due.source, due.gradient())
-        work = [due for due in work if due.source is None]
+        line, work = self.line, give_of_experts(self.line, self.give, m, work)
         if line.contexts is None or all(isinstance(due.gradient, WholeGradient) for due in work):
             values: Iterable[Tensor] = (due.gradient() for due in work)
         else:
@@ -367,6 +362,15 @@ def give_whole(line: Pipeline, give: Put, m: int, found: dict[str, Tensor], halv
     nor a tied embedding's, which has two."""
     for name in [n for n in found if n in line.owns and n not in halves and n != TIED]:
         give(name, m, found.pop(name))
+
+
+def give_of_experts(line: Pipeline, give: Put, m: int, work: list[Due]) -> list[Due]:
+    """Give away the gradients of spread experts that were put off; returns the others."""
+    for due in sorted((due for due in work if due.source is not None), key=lambda due: due.source or 0):
+        assert line.experts is not None
+        assert due.source is not None
+        give(line.names[id(due.weight)], m * line.experts.size + due.source, due.gradient())
+    return [due for due in work if due.source is None]
 
 
 def _keep_none(name: str, micro_batch: int, gradient: Tensor) -> None:

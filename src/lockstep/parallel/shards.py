@@ -6,7 +6,7 @@ gradient is the same number whoever sums which run. A tensor has one segment, or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -140,19 +140,35 @@ class Shards:
     @torch.no_grad()
     def collect(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill the runs of others from their owners; our own are sent as they are."""
-        for part in self.by_axis():
-            if part.axis.size > 1:
-                part._collect(tensors)
+        self.begin_collect(tensors)()
 
-    def _collect(self, tensors: Mapping[str, Tensor]) -> None:
+    @torch.no_grad()
+    def begin_collect(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
+        """`collect`, begun: it is done when what this returns was called. Members begin in one order."""
+        ends = [part._begin_collect(tensors) for part in self.by_axis() if part.axis.size > 1]
+
+        def end() -> None:
+            for one in ends:
+                one()
+
+        return end
+
+    def _begin_collect(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
         mine = joined(self.read(tensors, run) for run in self.own)
         found = [mine.new_empty(sum(run.size for run in self.of(owner))) for owner in range(self.axis.size)]
-        self.axis.exchange([mine] * self.axis.size, found)
-        for owner in range(self.axis.size):
-            if owner != self.axis.index:
-                runs = self.of(owner)
-                for run, values in zip(runs, found[owner].split([run.size for run in runs]), strict=True):
-                    self.write(tensors, run, values)
+        pending = self.axis.begin_exchange([mine] * self.axis.size, found)
+
+        @torch.no_grad()
+        def end() -> None:
+            for work in pending:
+                work.wait()
+            for owner in range(self.axis.size):
+                if owner != self.axis.index:
+                    runs = self.of(owner)
+                    for run, values in zip(runs, found[owner].split([run.size for run in runs]), strict=True):
+                        self.write(tensors, run, values)
+
+        return end
 
     def _choose(self) -> None:
         self.own = [run for run in self.runs if run.owner == self.axis_of(run.name).index]

@@ -7,7 +7,7 @@ output projection. Values are copied only, so the bits are those of whole weight
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,8 @@ class WeightStore:
         self._parameters: dict[str, dict[str, nn.Parameter]] = {}
         self._parts: dict[str, Shards] = {}
         self._open: Counter[str] = Counter()
+        self._begun: dict[str, tuple[dict[str, Tensor], Callable[[], None]]] = {}
+        """Units on their way: their tensors, and what waits for them."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._parameters.get(unit_of(name), {})
@@ -58,16 +60,26 @@ class WeightStore:
     def whole(self, name: str) -> Tensor:
         """A parameter's whole value. Every rank of the axis must call it."""
         shape = self._parameters[unit_of(name)][name].shape
-        return self._gathered(self.shards.part([name]), {name: shape})[name]
+        found, end = self._gather(self.shards.part([name]), {name: shape})
+        end()
+        return found[name]
+
+    @torch.no_grad()
+    def begin(self, unit: str) -> None:
+        """Begin to gather a unit that is opened soon: what runs until then hides it."""
+        if unit in self._parts and unit not in self._begun and not self._open[unit]:
+            shapes = {name: p.shape for name, p in self._parameters[unit].items()}
+            self._begun[unit] = self._gather(self._parts[unit], shapes)
 
     @torch.no_grad()
     def open(self, unit: str) -> None:
         """Gather a unit, unless it is here already: who opens it closes it."""
+        self.begin(unit)
         self._open[unit] += 1
         if self._open[unit] == 1 and unit in self._parts:
-            parameters = self._parameters[unit]
-            found = self._gathered(self._parts[unit], {name: p.shape for name, p in parameters.items()})
-            for name, parameter in parameters.items():
+            found, end = self._begun.pop(unit)
+            end()
+            for name, parameter in self._parameters[unit].items():
                 parameter.data = found[name]
 
     def close(self, unit: str) -> None:
@@ -98,13 +110,13 @@ class WeightStore:
 
         return wrapped
 
-    def _gathered(self, part: Shards, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    def _gather(self, part: Shards, shapes: Mapping[str, torch.Size]) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Tensors that are whole when what is returned with them was called."""
         like = next(iter(self.own.values()), torch.empty(0))
         whole = {name: like.new_empty(shape) for name, shape in shapes.items()}
         for run in part.own:
             part.write(whole, run, self.own[run])
-        part.collect(whole)
-        return whole
+        return whole, part.begin_collect(whole)
 
 
 def _hollow(parameter: nn.Parameter) -> None:

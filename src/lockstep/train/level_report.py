@@ -24,7 +24,6 @@ from lockstep.parallel.schedules import Step, Table
 from lockstep.train.dryrun import rank_of
 from lockstep.train.dryrun_report import size
 from lockstep.train.layout import layer_policy
-from lockstep.train.mesh_level import not_compiled
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,10 @@ class LevelReport:
 
     recipes: kinds of stages compiled, in so many seconds. calls: of operators, by kind of step. kept, later: what one
     micro-batch in flight holds from its forward pass on, and from there for gradients of weights that are put off.
-    offloaded: layers whose part of it leaves memory. in_flight: the most at once. scratch: shared by all. messages,
-    summed: of sums over tensor-parallel ranks, and bytes added up in them. passes: places changed, by pass. reason: why
-    it is not compiled, or nothing.
+    experts: what it holds beside of rows of experts that ranks share out, where all are chosen alike. offloaded: layers
+    whose part of it leaves memory. in_flight: the most at once. scratch: shared by all. messages, summed: of sums over
+    tensor-parallel ranks, and bytes added up in them. passes: places changed, by pass. reason: why it is not compiled, or
+    nothing.
     """
 
     level: str
@@ -43,6 +43,7 @@ class LevelReport:
     seconds: float = 0.0
     calls: dict[str, int] = field(default_factory=dict)
     kept: int = 0
+    experts: int = 0
     offloaded: int = 0
     later: int = 0
     in_flight: int = 0
@@ -60,8 +61,6 @@ def level_reports(config: Config, shape: ModelConfig, rank: int, levels: Sequenc
 
 
 def _report(level: Level, config: Config, part: Partition | None, decoder: Decoder) -> LevelReport:
-    if part is not None and (why := not_compiled(part)):
-        return LevelReport(level, reason=why)
     how = config.compile
     compiler = Compiler(level, how.disable_pass, how.only_pass, recompute=RecomputePolicy(how.recompute))
     try:
@@ -85,6 +84,7 @@ def _report(level: Level, config: Config, part: Partition | None, decoder: Decod
         sum(sum(stage.seconds.values()) for stage in compiler.reports),
         {kind: sum(len(r.calls) for kinds in found for r in kinds[kind]) for kind in found[0]},
         sum(group.memory.kept for group in groups),
+        0 if part is None else _kept_by_experts(config, part, decoder),
         away,
         sum(group.memory.later for group in groups) if groups[0].span.deferring else 0,
         max(flying),
@@ -93,6 +93,18 @@ def _report(level: Level, config: Config, part: Partition | None, decoder: Decod
         sum(sum(one) for one in messages),
         dict(+passes),
     )
+
+
+def _kept_by_experts(config: Config, part: Partition, decoder: Decoder) -> int:
+    """Bytes of `spread_experts.Kept` for a micro-batch: a device gets as many rows as it sends."""
+    shape, dtype = decoder.config, getattr(torch, config.train.dtype)
+    if part.experts is None:
+        return 0
+    again = layer_policy(config.parallel, part.mesh["pp"].index).chosen(part.layers).again
+    layers = sum(shape.has_experts(i) and i not in again for i in part.layers)
+    rows = config.train.micro_batch * config.data.seq_len * shape.experts_per_token
+    width = shape.expert_intermediate_size or shape.intermediate_size
+    return int(layers * rows * (shape.hidden_size + 3 * width) * dtype.itemsize)
 
 
 def most_in_flight(table: Table, device: int, chunk: int) -> int:
@@ -154,14 +166,15 @@ def _line(one: LevelReport) -> str:
     if one.reason:
         return f"{one.level}  operators run one by one (O0): {one.reason}"
     calls = ", ".join(f"{kind} {count:,}" for kind, count in one.calls.items())
+    beside = f" and {size(one.experts)} of experts' rows, if all are chosen alike," if one.experts else ""
     later = f" and {size(one.later)} for weight gradients that are put off" if one.later else ""
     away = f" ({one.offloaded} layers' are offloaded, so blocks are programs one by one)" if one.offloaded else ""
     sums = f"; sums over tp: {one.messages:,} messages, {size(one.summed)}" if one.messages else ""
     passes = ", ".join(f"{name} {count:,}" for name, count in one.passes.items())
     lines = [
         f"{one.level}  {one.recipes} kinds of stage compiled in {one.seconds:.1f} s; calls: {calls}{sums}",
-        f"    memory: {size(one.kept)} kept by each of at most {one.in_flight} micro-batches in flight{away}{later}, "
-        f"{size(one.scratch)} of scratch",
+        f"    memory: {size(one.kept)}{beside} kept by each of at most {one.in_flight} micro-batches in "
+        f"flight{away}{later}, {size(one.scratch)} of scratch",
         f"    passes: {passes or 'none'}",
     ]
     return "\n".join(lines)

@@ -34,10 +34,11 @@ from lockstep.memory.offload import Offload
 from lockstep.model import Model
 from lockstep.model.decoder import BlockCall
 from lockstep.ops import Operators, operators
+from lockstep.ops.cut_linear import Due
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.nodes import Group
 from lockstep.parallel.partition import Partition
-from lockstep.parallel.pipeline import Pipeline, Put, Work, give_whole
+from lockstep.parallel.pipeline import Pipeline, Put, Work, give_of_experts, give_whole
 from lockstep.train.compiled import CompiledUpdate, compiler_of
 from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
@@ -105,8 +106,6 @@ class LevelOnMesh:
 
     def _compile(self) -> str:
         """Why it cannot be, or nothing."""
-        if why := not_compiled(self.part):
-            return why
         how = self.config.compile
         compiler = compiler_of(how, self.note)
         try:
@@ -125,7 +124,7 @@ class LevelOnMesh:
         mesh, part = self.mesh, self.part
         members = part.row_ranks
         placer = Placer(self.rows // members)
-        axes = {name: Group(mesh[name]) for name in ("tp", "cp") if mesh[name].size > 1}
+        axes = {name: Group(mesh[name]) for name in ("tp", "cp", "ep") if mesh[name].size > 1}
         kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(members)]
         if compiler.level == "O1" or self.offload is not None:
             calls = [self._blocks(compiler, ops, placer, axes) for ops in kinds]
@@ -149,7 +148,8 @@ class LevelOnMesh:
         spans = [part.stages.layers[group] for group in part.groups]
         queue = self.pipeline.queue if part.table.split_backward else None
         how = (compiler, placer, axes, recomputing(self.again))
-        return BlockCalls(model.decoder, ops, model.dtype, spans, self.again, queue, *how)
+        of_experts = None if part.experts is None else self.pipeline.queue
+        return BlockCalls(model.decoder, ops, model.dtype, spans, self.again, queue, *how, of_experts=of_experts)
 
     def _stages(
         self, compiler: Compiler, ops: Operators, placer: Placer, axes: dict[str, Group], pools: dict[int, Pool]
@@ -160,7 +160,7 @@ class LevelOnMesh:
             span = Span(layers, group == 0, group == last, self.again & set(layers), part.table.split_backward)
             trained = line.of_group[group]
             how = (model.decoder, ops, model.dtype, self.config.train.z_loss, trained, compiler, placer, axes)
-            found[group] = GroupPrograms(span, *how, pools[group], line.layerwise, part.store)
+            found[group] = GroupPrograms(span, *how, pools[group], line.layerwise, part.store, line.queue)
         return found
 
 
@@ -168,13 +168,6 @@ def _by_rest(calls: Sequence[BlockCall], layer: int, block: nn.Module, ops: Oper
     """A `BlockCall` of those for each remainder of the numbers of rows."""
     (batch, *_) = rest
     return calls[len(batch.positions) % len(calls)](layer, block, ops, x, *rest)
-
-
-def not_compiled(part: Partition) -> str:
-    """What of a layout is not made of programs in this version, in words; empty where all is."""
-    if part.experts is not None:
-        return "programs do not send rows to the ranks of their experts (parallel.ep) in this version"
-    return ""
 
 
 @dataclass
@@ -188,6 +181,8 @@ class _Programs:
     ended: Ended
     give: Put
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)
+    due: dict[tuple[int, int], list[Due]] = field(default_factory=dict)
+    """Gradients of experts that wait for the step of weights."""
 
     def forward(self, group: int, m: int, x: Tensor | None) -> Tensor | None:
         made, batch = self._programs(group, m), self.batches[m]
@@ -201,9 +196,12 @@ class _Programs:
         return y
 
     def backward(self, group: int, m: int, slope: Tensor | None) -> tuple[Tensor | None, dict[str, Tensor]]:
-        return self._programs(group, m).backward(self.flights[group, m], slope, partial(self._left, m))
+        found = self._programs(group, m).backward(self.flights[group, m], slope, partial(self._left, m))
+        self.due[group, m] = self.line.queue.take()
+        return found
 
     def weights(self, group: int, m: int) -> dict[str, Tensor]:
+        give_of_experts(self.line, self.give, m, self.due.pop((group, m)))
         return self._programs(group, m).weights(self.flights.pop((group, m)), partial(self._left, m))
 
     def _programs(self, group: int, m: int) -> GroupPrograms:
@@ -211,6 +209,8 @@ class _Programs:
 
     def _left(self, m: int, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is left of gradients when those that need not wait for the end of the step were given away."""
+        if not self.line.table.split_backward:
+            give_of_experts(self.line, self.give, m, self.line.queue.take())
         if self.line.layerwise:
             give_whole(self.line, self.give, m, found)
         return found

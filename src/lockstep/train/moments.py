@@ -49,7 +49,8 @@ class Moments:
 
     def update_runs(self, gradient: Mapping[Run, Tensor], step: Step) -> None:
         """One step where something is. gradient: the own runs."""
-        step(list(self._keyed(gradient).values()))
+        found = self._keyed(gradient)
+        step([found[name] for name in self.own])
         if self.store is not None:
             return
         for run in self.shards.own:  # where a run is a view of its parameter it is there already
