@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
+import re
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -64,14 +67,28 @@ def _flip(text: str) -> str:
     return text[:at] + ":;" + text[at + 2 :]
 
 
-@pytest.mark.parametrize(
-    "damage", [_cut, _flip, lambda text: "", lambda text: "{}\n{}", lambda text: "\x00\xff" + text]
-)
+def _another_tree(text: str) -> str:
+    """A whole entry, sum and all, that holds no recipes."""
+    head, body = json.loads(text.partition("\n")[0]), '{"forward": []}'
+    return json.dumps({**head, "sha256": hashlib.sha256(body.encode()).hexdigest()}) + "\n" + body
+
+
+DAMAGES = {
+    "cut": _cut, "flipped": _flip, "empty": lambda text: "", "another object": lambda text: "{}\n{}",
+    "no object": lambda text: "[1]\n[]", "no JSON": lambda text: "\x00\xff" + text, "another tree": _another_tree,
+    "deep": lambda text: "[" * 200_000, "no text": lambda text: b"\xff\xfe" + text.encode(),
+    "one line": lambda text: text.partition("\n")[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_compiled_again_with_one_line(tmp_path, damage):
     notes: list[str] = []
     compiled(tmp_path, notes)
     (entry, *_), *_ = entries(tmp_path)
-    entry.write_text(damage(entry.read_text()))
+    made = DAMAGES[damage](entry.read_text())
+    entry.write_bytes(made if isinstance(made, bytes) else made.encode())
+    assert len(list(entries(tmp_path))) == 1
     _, compiler = compiled(tmp_path, notes)
     assert not compiler.reports[0].cached
     assert len(notes) == 1
@@ -122,7 +139,33 @@ def test_a_directory_that_cannot_be_written_costs_a_line(tmp_path):
     (tmp_path / "file").write_text("")
     notes: list[str] = []
     compiled(tmp_path / "file", notes)
-    assert any("is not kept" in note for note in notes)
+    (note,) = notes
+    assert re.fullmatch(r"compiled programs are not kept in .*file: (File exists|Not a directory)", note)
+
+
+def test_a_full_disk_costs_a_line_and_leaves_nothing(tmp_path, monkeypatch):
+    notes: list[str] = []
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cache.os, "replace", full)
+    compiled(tmp_path, notes)
+    assert notes == [f"compiled programs are not kept in {tmp_path}: No space left on device"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_the_place_of_an_entry_gives_way(tmp_path):
+    notes: list[str] = []
+    compiled(tmp_path, notes)
+    (entry, *_), *_ = entries(tmp_path)
+    entry.unlink()
+    (entry / "within").mkdir(parents=True)
+    _, compiler = compiled(tmp_path, notes)
+    assert not compiler.reports[0].cached
+    assert len(notes) == 1
+    assert "cannot be read (Is a directory); compiling again" in notes[0]
+    assert compiled(tmp_path, notes)[1].reports[0].cached
 
 
 def _race(directory: str, ready: Barrier) -> None:

@@ -159,6 +159,43 @@ def test_views_follow_what_is_bound_and_the_rows():
         program.value(view)
 
 
+_MEMORY = 24
+_CHANGES = st.one_of(
+    st.tuples(st.just("rows"), st.integers(1, 3)), st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 99)),
+    st.tuples(st.just("grow"), st.integers(0, 3)),
+)  # fmt: skip
+
+
+@given(st.lists(_CHANGES, min_size=1, max_size=8))
+def test_any_changes_are_seen_by_whatever_rests_on_them(changes):
+    """Two memories; views of each, of views, that grow or do not; more views on the way."""
+    program, rows, where = Program(), 1, dict[int, tuple[str, int, int]]()
+    held = {name: torch.arange(_MEMORY) * 1.0 for name in "ab"}
+    values = dict(zip("ab", program.tensors(held.values()), strict=True))
+
+    def view(name: str, base: int, first: int, slope: int) -> int:
+        place = Place("x", "float32", ((1, slope), (2, 0)))
+        made = program.place(base, 4 * (first - where.get(base, ("", 0, 0))[1]), place)
+        where[made] = name, first, slope
+        return made
+
+    for name in "ab":
+        view(name, view(name, values[name], 1, 1), 3, 0)
+    for what, number in changes:
+        if what == "rows":
+            rows = number
+            program.resize(rows)
+        elif what == "grow":
+            name = "ab"[number % 2]
+            view(name, values[name], number, number // 2)
+        else:
+            held[what] = torch.arange(_MEMORY) * 1.0 + number
+            program.bind([values[what]], [held[what]])
+        for made, (name, first, slope) in where.items():
+            expected = held[name][first : first + 2 * (1 + slope * rows)].view(-1, 2)
+            assert torch.equal(program.value(made), expected)
+
+
 def test_wrong_calls_are_refused():
     program = Program()
     with pytest.raises(RuntimeError, match="value 7 of"):

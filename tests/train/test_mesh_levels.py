@@ -152,7 +152,7 @@ def test_experts_keep_as_many_rows_as_are_told(tiny: Tiny, tmp_path: Path, monke
     monkeypatch.setattr(GroupPrograms, "backward", counted)
     parallel = {"dp": 2, "ep": 2, "recompute_layers": 1}
     train = {"steps": 1, "micro_batches": 2, "micro_batch": 1, "dtype": "bfloat16"}
-    config = tiny(tmp_path, model=with_experts("qwen3_moe"), train=train)
+    config = tiny(tmp_path, model=with_experts("qwen3_moe"), train=train, schedule={"warmup_steps": 1})
     trained(config, parallel, "O2", [])
     told = config.model_copy(update={"parallel": config.parallel.model_copy(update=parallel)})
     assert len(held) == 2
@@ -201,7 +201,7 @@ def test_weights_of_the_next_layer_are_gathered_while_one_computes(
     monkeypatch.setattr(WeightStore, "begin", begun)
     monkeypatch.setattr(StepProgram, "run", ran)
     train = {"steps": 1, "micro_batches": 2}
-    trained(tiny(tmp_path, model=MODEL, train=train), {"dp": 2, "fsdp": 3}, "O2", [])
+    trained(tiny(tmp_path, model=MODEL, train=train, schedule={"warmup_steps": 1}), {"dp": 2, "fsdp": 3}, "O2", [])
     order = [unit for what, unit in events if what == "compute"]
     assert order == [
         "embed",

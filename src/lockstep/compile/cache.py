@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ class Cache:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory or programs_dir()
+        self._refused = False
 
     def load(self, key: str, note: Note) -> Halves | None:
         """The entry of a key, or None; a line to `note` where there is one that does not count."""
@@ -47,17 +49,16 @@ class Cache:
             return None
 
     def store(self, key: str, halves: Halves, note: Note) -> None:
-        """Keep an entry. A disk that refuses costs a line, not the run."""
+        """Keep an entry. A disk that refuses costs one line, not the run."""
         body = json.dumps(halves.tree(), separators=(",", ":"))
         head = json.dumps({"made_by": made_by(*_SOURCES), "key": key, "sha256": _hash(body)})
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix="new-", dir=self.directory)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(f"{head}\n{body}")
-            os.replace(name, self._path(key))
+            _write(self._path(key), f"{head}\n{body}")
         except OSError as error:
-            note(f"the compiled {json.loads(key)[0][0]} is not kept in {self.directory}: {error.strerror or error}")
+            if not self._refused:
+                note(f"compiled programs are not kept in {self.directory}: {error.strerror or error}")
+            self._refused = True
 
     def _path(self, key: str) -> Path:
         name = _hash("\0".join([key, torch.__version__, device_class()]))
@@ -76,7 +77,7 @@ def entries(directory: Path) -> Iterator[tuple[Path, str, int]]:
             with open(path, encoding="utf-8") as file:
                 stage = json.loads(json.loads(file.readline())["key"])[0][0]
             yield path, stage, path.stat().st_size
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
             yield path, "damaged", path.stat().st_size if path.exists() else 0
 
 
@@ -97,8 +98,22 @@ def _read(path: Path, key: str) -> Halves:
         raise
     except OSError as error:
         raise _Refused(f"it cannot be read ({error.strerror or error})") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _Refused("it is damaged") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """A whole file or none; nothing of it is left where the disk refuses. What lies in its place goes."""
+    handle, name = tempfile.mkstemp(prefix="new-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _hash(text: str) -> str:

@@ -58,7 +58,7 @@ const KINDS = { product: [214, 60, 46], attention: [268, 45, 52], rows: [176, 55
   movement: [215, 12, 52], write: [4, 60, 50], collective: [30, 80, 45], view: null, input: null };
 const NAMES = { product: "product", attention: "attention", rows: "norm, softmax", elementwise: "elementwise",
   movement: "copy, layout", write: "writes in place", collective: "collective", view: "view", input: "input" };
-const FUSED = [28, 330, 52, 290, 12, 80];
+const FUSED = [[28, 42], [330, 42], [50, 31], [290, 42], [12, 42], [80, 30], [190, 32], [250, 48]];  // hue, lightness
 const css = ([h, s, l]) => `hsl(${h} ${s}% ${l}%)`;
 const ESCAPES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
 const text = value => String(value).replace(/[&<>"]/g, c => ESCAPES[c]);
@@ -68,8 +68,10 @@ function short(value, unit) {
   return `${+(value / 1000 ** step).toPrecision(3)} ${["", "k", "M", "G", "T"][step]}${unit}`;
 }
 let stage = null, regions = [], views = [null, null];
-const hue = name => FUSED[regions.indexOf(name) % FUSED.length];
-const region = name => `hsl(${hue(name)} 72% 42%)`;
+function region(name) {
+  const [hue, light] = FUSED[regions.indexOf(name) % FUSED.length];
+  return css([hue, 72, light]);
+}
 const fill = node => node.fused ? region(node.fused) : KINDS[node.kind] ? css(KINDS[node.kind]) : "var(--lane)";
 
 function curve(points) {

@@ -34,8 +34,8 @@ class LevelReport:
     micro-batch in flight holds from its forward pass on, and from there for gradients of weights that are put off.
     experts: what it holds beside of rows of experts that ranks share out, where all are chosen alike. offloaded: layers
     whose part of it leaves memory. in_flight: the most at once. scratch: shared by all. messages, summed: of sums over
-    tensor-parallel ranks, and bytes added up in them. passes: places changed, by pass. reason: why it is not compiled, or
-    nothing.
+    tensor-parallel ranks, and bytes added up in them. passes: places changed, by pass. reason: why it is not
+    compiled, or nothing.
     """
 
     level: str

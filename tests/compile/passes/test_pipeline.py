@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor, fx
 
 from lockstep.compile.passes import PassContext, apply, pass_names, pipeline
 from lockstep.errors import LockstepError
+from lockstep.memory.recompute import RecomputePolicy
+from tests.compile.passes.blocks import config, trained
 from tests.compile.passes.graphs import capture, example_inputs
+
+Block = tuple[fx.GraphModule, list[Tensor], tuple[Tensor, ...]]
+
+
+@pytest.fixture(scope="module")
+def block() -> Block:
+    """A block's graph, inputs and results."""
+    module, inputs = trained(config(qk_norm=True))
+    return module, inputs, tuple(module(*inputs))
+
+
+def copied(graph: fx.Graph) -> fx.Graph:
+    other = fx.Graph()
+    other.output(other.graph_copy(graph, {}))
+    return other
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def names(*args: object, **kwargs: object) -> list[str]:
@@ -31,6 +54,22 @@ def test_a_wrong_name_is_told_with_the_nearest() -> None:
         pipeline("O1", only=["zzz"])
     with pytest.raises(LockstepError, match="exclude each other"):
         pipeline("O1", ["dead-code"], ["dead-code"])
+
+
+def test_a_pass_that_does_not_run_at_the_level_is_told() -> None:
+    with pytest.raises(LockstepError, match=r"overlap-collectives needs the whole step.*Set compile.level to O2"):
+        pipeline("O1", only=["overlap-collectives"])
+    assert "overlap-collectives" not in names("O1", disable=["overlap-collectives"])
+
+
+@pytest.mark.parametrize("name", pass_names())
+def test_each_pass_alone_and_all_but_each_keep_the_bytes_of_a_block(name: str, block: Block) -> None:
+    module, inputs, expected = block
+    for chosen in (pipeline("O2", only=[name]), pipeline("O2", disable=[name])):
+        assert [step.name for step in chosen] == [n for n in pass_names() if (n == name) == (len(chosen) == 1)]
+        graph = fx.GraphModule(module, copied(module.graph))
+        apply(graph, chosen, PassContext(1, RecomputePolicy("selective")))
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(graph(*inputs), expected, strict=True))
 
 
 def test_the_report_counts_nodes() -> None:

@@ -36,7 +36,7 @@ _WHOLE_STEP = frozenset({"overlap-collectives"})
 def pipeline(level: Level, disable: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[Pass, ...]:
     """The passes of a level in order, without those in `disable`, or only those in `only`; none at O0.
 
-    LockstepError for a name that is no pass, and where both lists are given.
+    LockstepError for a name that is no pass, where both lists are given, and where none of `only` runs at the level.
     """
     if disable and only:
         raise LockstepError(
@@ -49,7 +49,13 @@ def pipeline(level: Level, disable: Sequence[str] = (), only: Sequence[str] = ()
     if level == "O0":
         return ()
     chosen = [step for step in _ALL if level == "O2" or step.name not in _WHOLE_STEP]
-    return tuple(step for step in chosen if step.name not in disable and (not only or step.name in only))
+    found = tuple(step for step in chosen if step.name not in disable and (not only or step.name in only))
+    if only and not found:
+        raise LockstepError(
+            f"compile.only_pass: {', '.join(only)} needs the whole step in one graph, and {level} compiles block by "
+            "block. Set compile.level to O2, or name another pass."
+        )
+    return found
 
 
 def pass_names() -> tuple[str, ...]:

@@ -14,6 +14,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
@@ -74,6 +75,12 @@ struct Derived {
   at::ScalarType type;          // VIEW
   Affine offset;                // VIEW: in bytes from the base's first element; NUMBER: itself
   std::vector<Affine> sizes, strides;  // NUMBERS: `sizes` are the members
+
+  bool grows() const {
+    const auto slope = [](const Affine& one) { return one.slope != 0; };
+    return offset.slope || std::any_of(sizes.begin(), sizes.end(), slope) ||
+           std::any_of(strides.begin(), strides.end(), slope);
+  }
 };
 
 struct Step {
@@ -218,7 +225,7 @@ struct Program : torch::CustomClassHolder {
     for (size_t i = 0; i < indices.size(); ++i) {
       check(indices[i]);
       values_[indices[i]] = tensors[i];
-      if (has_derived_[indices[i]]) stale_ = changed_[indices[i]] = true;
+      if (!dependents_[indices[i]].empty()) bound_.push_back(indices[i]);
     }
   }
 
@@ -233,7 +240,7 @@ struct Program : torch::CustomClassHolder {
   void resize(int64_t rows) {
     if (rows == rows_) return;
     rows_ = rows;
-    stale_ = all_changed_ = true;
+    resized_ = true;
   }
 
   Tensor tensor(int64_t index) {
@@ -267,8 +274,13 @@ struct Program : torch::CustomClassHolder {
  private:
   std::vector<IValue> values_;
   std::vector<Derived> derived_;  // bases before what is derived from them
-  std::vector<char> has_derived_, changed_;
-  bool stale_ = false, all_changed_ = false;
+  std::vector<std::vector<int64_t>> dependents_;  // of each value: what of `derived_` rests on it
+  size_t settled_ = 0;           // so many of `derived_` are made
+  std::vector<int64_t> growing_;  // what of them depends on the number of rows itself
+  bool resized_ = false;
+  std::vector<int64_t> bound_;  // values that were bound since, which something rests on
+  std::vector<int64_t> stale_;  // what of `derived_` rests on them, and
+  std::vector<char> is_stale_;  // whether it is there already
   std::vector<Derived> shapes_;
   std::vector<Recipe> recipes_;
   std::unordered_map<std::string, int64_t> shared_;  // constants of recipes, by their text
@@ -286,19 +298,19 @@ struct Program : torch::CustomClassHolder {
       on_cpu_ = backend_.has(c10::DispatchKey::CPU);
     }
     values_.push_back(std::move(value));
-    has_derived_.push_back(0);
-    changed_.push_back(0);
+    dependents_.emplace_back();
     return int64_t(values_.size()) - 1;
   }
 
   int64_t derive(Derived d) {
     for (const int64_t base : d.bases) {
       check(base);
-      has_derived_[base] = 1;
+      dependents_[base].push_back(int64_t(derived_.size()));
     }
     d.index = add(IValue());
-    stale_ = changed_[d.index] = true;
+    if (d.grows()) growing_.push_back(int64_t(derived_.size()));
     derived_.push_back(std::move(d));
+    is_stale_.push_back(0);
     return derived_.back().index;
   }
 
@@ -341,18 +353,29 @@ struct Program : torch::CustomClassHolder {
     }
   }
 
-  // Derive anew what rests on a value that was bound since, or on the number of rows.
+  // Derive anew what rests on a value that was bound since, and what was not made yet. A step binds few of thousands of
+  // values, so only what rests on those is looked at.
   void settle() {
-    if (!stale_) return;
-    for (const auto& d : derived_) {
-      bool now = all_changed_ || changed_[d.index];
-      for (const int64_t base : d.bases) now = now || changed_[base];
-      if (!now) continue;
-      refresh(d);
-      changed_[d.index] = true;
-    }
-    std::fill(changed_.begin(), changed_.end(), false);
-    stale_ = all_changed_ = false;
+    stale_.clear();
+    if (resized_) gather(growing_);
+    for (const int64_t value : bound_) gather(dependents_[value]);
+    for (size_t i = 0; i < stale_.size(); ++i) gather(dependents_[derived_[stale_[i]].index]);
+    for (const int64_t i : stale_) is_stale_[i] = 0;
+    std::sort(stale_.begin(), stale_.end());  // bases first
+    for (const int64_t i : stale_)
+      if (size_t(i) < settled_) refresh(derived_[i]);
+    for (size_t i = settled_; i < derived_.size(); ++i) refresh(derived_[i]);
+    settled_ = derived_.size();
+    bound_.clear();
+    resized_ = false;
+  }
+
+  void gather(const std::vector<int64_t>& some) {
+    for (const int64_t i : some)
+      if (!is_stale_[i]) {
+        is_stale_[i] = 1;
+        stale_.push_back(i);
+      }
   }
 
   void check(int64_t index) const {
