@@ -15,7 +15,6 @@ are given away before the next layer's are made, and its weights are gathered on
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from itertools import zip_longest
 
 import torch
@@ -146,10 +145,13 @@ class GroupPrograms:
         found: Gradients = {}
         programs, store = self.programs[kind], self.store
         for program, after in zip_longest(programs, programs[1:]):
-            with nullcontext() if store is None else store.held(program.units):
-                for unit in [] if store is None or after is None else after.units:
-                    store.begin(unit)
+            if store is None:
                 made = program.run(flight, extra)
+            else:
+                with store.held(program.units):
+                    for unit in [] if after is None else after.units:
+                        store.begin(unit)
+                    made = program.run(flight, extra)
             found |= give(made)
         return found
 
