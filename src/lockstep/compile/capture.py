@@ -81,8 +81,9 @@ what is patched looks at nothing but the trace's own modes, which belong to the 
 
 
 def import_tracer() -> None:
-    """Import what traces: once in a process, and longer than any capture takes."""
-    for name in ("torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor"):
+    """Import what traces: once in a process, and longer than any capture takes. A process that serves is without the
+    meta kernels until now."""
+    for name in ("torch._meta_registrations", "torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor"):
         importlib.import_module(name)
 
 
