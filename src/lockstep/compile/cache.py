@@ -42,7 +42,7 @@ class Cache:
         path = self._path(key)
         try:
             return _read(path, key)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except _Refused as refused:
             note(f"the compiled program {path.name} is not used: {refused}; compiling again")
@@ -94,7 +94,7 @@ def _read(path: Path, key: str) -> Halves:
         if about["key"] != key or about["sha256"] != _hash(body):
             raise _Refused("it is damaged")
         return halves_from(json.loads(body))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise _Refused(f"it cannot be read ({error.strerror or error})") from error
