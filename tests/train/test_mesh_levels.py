@@ -129,14 +129,12 @@ def test_a_layout_at_a_level_gives_the_bytes_of_one_process_at_o0(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_on_several_ranks_at_a_level_give_the_bytes_of_one_process_at_o0(
-    tiny: Tiny, tmp_path: Path, name: str, level: str
+    tiny: Tiny, tmp_path: Path, alone: Callable[..., State], name: str, level: str
 ) -> None:
-    """The first layer of four is dense; the last has shared experts too."""
-    train = {**TRAIN, "micro_batches": 8, "micro_batch": 1, "dtype": "bfloat16"}
-    config = functools.partial(tiny, model=with_experts("deepseek_v3"), train=train)
-    expected = trained(config(tmp_path / "alone"), {}, "O0", [])
-    notes: list[str] = []
-    found = trained(config(tmp_path / "mesh"), EXPERTS[name], level, notes)
+    """The first layer of four is dense; the others have shared experts too."""
+    model, train = with_experts("deepseek_v3"), {**TRAIN, "micro_batches": 8, "micro_batch": 1, "dtype": "bfloat16"}
+    expected, notes = alone(model, train), list[str]()
+    found = trained(tiny(tmp_path / "mesh", model=model, train=train), EXPERTS[name], level, notes)
     same({key: found[key] for key in expected}, expected)  # a mesh has routers' biases too, which do not train
     assert not [note for note in notes if "O0" in note]
 
