@@ -34,8 +34,10 @@ def test_a_file_sets_values_and_an_override_goes_over_them(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
-def test_an_empty_file_is_the_default(tmp_path, text):
-    assert load_config(written(tmp_path, text)) == Config()
+def test_an_empty_file_is_a_mistake(tmp_path, text):
+    with pytest.raises(LockstepError, match="is empty: write what differs from the defaults, or leave the file out"):
+        load_config(written(tmp_path, text))
+    assert load_config(written(tmp_path, "{}")) == Config()
 
 
 @pytest.mark.parametrize("number", ["1e-3", "1E-3", "0.001", ".001", "1.0e-03", "+1e-3"])

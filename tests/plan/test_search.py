@@ -8,7 +8,9 @@ import yaml
 
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, load_cluster, load_plan, model_shape, predict, search
+from lockstep.plan.candidates import candidates
 from lockstep.plan.planfile import check_model
+from lockstep.plan.search import make_batch
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,32 @@ def test_sizes_that_do_not_factor():
         predict("llama3-8b", Layout(tp=3), "3xH100", Batch(64, 2048))
     with pytest.raises(LockstepError, match="holds no sequence"):
         search("llama3-8b", "8xH100", seq=8192, global_batch_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("devices", "sequences", "pins"),
+    [
+        (37, 512, {}),
+        (7, 3, {"dp": 7}),
+        (64, 63, {"pp": 1, "tp": 1}),
+        (64, 512, {"pp": 8, "schedule": "zb-v", "dp": 8, "micro_batch": 8}),
+    ],
+)
+def test_what_is_said_to_factor_does(devices, sequences, pins):
+    def candidates_of(devices, tokens, pins):
+        return candidates(model_shape("llama3-8b"), load_cluster(f"{devices}xH100"), make_batch(tokens, 8192), pins)
+
+    with pytest.raises(LockstepError, match="do not factor into pp x dp x cp x tp") as error:
+        candidates_of(devices, 8192 * sequences, pins)
+    fixes = str(error.value).partition("Any one of these does: ")[2].rstrip(".").split("; ")
+    for fix in fixes:
+        if fix.startswith("without the pin "):
+            key = fix.removeprefix("without the pin ").partition("=")[0]
+            candidates_of(devices, 8192 * sequences, {k: v for k, v in pins.items() if k != key})
+        elif fix.startswith("a global batch of "):
+            candidates_of(devices, int(fix.split()[4]), pins)
+        else:
+            candidates_of(int(fix.partition("x")[0]), 8192 * sequences, pins)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise LockstepError(f"cannot read the configuration file {path}: {error.strerror or error}") from error
     tree = strict_yaml.parse(text, str(path))
     if tree is None:
-        return {}
+        raise LockstepError(
+            f"{path} is empty: write what differs from the defaults, or leave the file out to take them"
+        )
     if not isinstance(tree, dict):
         raise LockstepError(f"{path} holds {type(tree).__name__} {tree!r:.60}: expected a mapping, such as `train:`")
     return tree

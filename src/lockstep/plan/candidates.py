@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import product
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from lockstep.errors import LockstepError
 from lockstep.given import instance
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
+from lockstep.plan.factoring import cannot_factor
 from lockstep.plan.layout import RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
 from lockstep.plan.shape import ModelShape
 
@@ -240,21 +242,14 @@ def _divisors(n: int) -> list[int]:
 
 
 def _nothing(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> str:
-    said = "".join(f" {key}={value}" for key, value in pins.items())
-    pinned = f" with{said} pinned" if said else ""
-    return (
-        f"{cluster.devices} devices do not factor into pp x dp x cp x tp for {shape.name}{pinned}: tp must divide "
-        f"{shape.heads} heads, pp at most {shape.layers} layers, dp x micro_batch must divide {batch.sequences} "
-        f"sequences{_of_some_pins(pins)}. Change the number of devices, the global batch (a multiple of the devices "
-        "works), or the pins."
-    )
+    any_batch = replace(batch, sequences=cluster.devices)  # which every dp divides
+    sizes = [pins["micro_batch"]] if "micro_batch" in pins else _MICRO_BATCHES
+    units = {dp * size for _, dp, *_ in _meshes(shape, cluster, any_batch, pins) for size in sizes}
 
+    def factors(place: Cluster, given: Batch, fixed: Pins) -> bool:
+        if place.devices % prod(int(fixed.get(key, 1)) for key in ("pp", "dp", "cp", "tp")):
+            return False
+        meshes = _meshes(shape, place, given, fixed)
+        return any(_choices(shape, given, mesh, fixed) for mesh in meshes)
 
-def _of_some_pins(pins: Pins) -> str:
-    """Rules of pinned values that only some layouts have."""
-    rules = [", ep must divide dp x cp"] if "ep" in pins else []
-    if pins.get("schedule") in TWO_CHUNKS:
-        rules.append(f", {pins['schedule']} needs 2 x pp micro-batches of every replica")
-    if pins.get("schedule") == "interleaved" or pins.get("chunks", 1) > 2:
-        rules.append(", pp must divide the micro-batches of a replica (interleaved)")
-    return "".join(rules)
+    return cannot_factor(shape, cluster, batch, pins, factors, units)
