@@ -47,7 +47,7 @@ asked = given(
 quiet = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-@settings(quiet, max_examples=5)
+@settings(quiet, max_examples=3)
 @asked
 def test_the_trainer_takes_every_plan(**drawn: Any) -> None:
     takes(**drawn)
