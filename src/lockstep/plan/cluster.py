@@ -33,6 +33,8 @@ class Device:
     at which half of that is reached. ``memory_efficiency``: fraction of the bandwidth that elementwise kernels reach.
     ``launch_us``: time of the host per kernel, which bounds small layers. ``host_gb_s``: copies to host memory, one
     direction, while the other direction is as busy. ``host_memory_gb``: host memory that one device may fill.
+    ``copies_hide``: whether those copies run beside the computation (an accelerator's copy engine), or are made by the
+    cores that compute.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Device:
     launch_us: float
     host_gb_s: float
     host_memory_gb: float
+    copies_hide: bool = True
 
     @property
     def capacity(self) -> float:
@@ -198,5 +201,6 @@ def _check_device(device: Device, where: str) -> None:
         number(rate, f"{where}: matrix_tflops {name}", above=True)
     for name in ("memory_gb", "memory_gb_s", "cores", "matrix_efficiency", "memory_efficiency", "host_gb_s"):
         number(getattr(device, name), f"{where}: {name}", above=True)
+    instance(device.copies_hide, bool, f"{where}: copies_hide")
     for name in ("half_k", "launch_us", "host_memory_gb"):
         number(getattr(device, name), f"{where}: {name}")

@@ -7,7 +7,7 @@ import numpy as np
 from lockstep.plan.candidates import Pins
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
-from lockstep.plan.columns import Column, columns
+from lockstep.plan.columns import Column, Columns, columns
 from lockstep.plan.compute import layer_time
 from lockstep.plan.layout import Batch
 from lockstep.plan.memory import in_flight, memory, plain_layer_bytes
@@ -44,11 +44,19 @@ def _offload(table: Table, shape: ModelShape, batch: Batch, cluster: Cluster, fa
     least = memory(columns(shape, {**table, "offload_layers": most}, batch)).total
     per_layer = np.maximum((one - least) / np.maximum(most - 1, 1), 1.0)
     needed = 1 + np.maximum(0.0, np.ceil((one - cluster.device.capacity) / per_layer))
-    seconds = plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
-    hides = np.floor(layer_time(rows, cluster.device, factors).forward * rows.slow_layers / seconds)
-    room = np.floor(cluster.device.host_memory_gb * 1e9 / (plain_layer_bytes(rows) * in_flight(rows)))
-    count = np.minimum(np.minimum(needed, np.minimum(hides, room)), rows.slow_layers)
+    count = np.minimum(np.minimum(needed, worth_offloading(rows, cluster, factors)), rows.slow_layers)
     return np.where((memory(rows).total > cluster.device.capacity) & (rows.recompute != 2), count, 0.0)
+
+
+def worth_offloading(rows: Columns, cluster: Cluster, factors: Coefficients) -> Column:
+    """Layers of a stage whose offload hides behind its forward, or where copies cannot hide, all if a layer's copies
+    take less than its second forward would; no more than have room in the host's memory."""
+    seconds = plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
+    forward = layer_time(rows, cluster.device, factors).forward
+    hides = np.floor(forward * rows.slow_layers / seconds)
+    count = hides if cluster.device.copies_hide else np.where(2 * seconds < forward, rows.slow_layers, 0.0)
+    room = np.floor(cluster.device.host_memory_gb * 1e9 / (plain_layer_bytes(rows) * in_flight(rows)))
+    return np.minimum(count, room)
 
 
 def _recompute(table: Table, shape: ModelShape, batch: Batch, capacity: float, pins: Pins) -> Table:

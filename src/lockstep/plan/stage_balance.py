@@ -20,21 +20,19 @@ from lockstep.plan.candidates import Pins
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Columns, layout_columns
-from lockstep.plan.compute import layer_time
 from lockstep.plan.layout import Batch, Layout
 from lockstep.plan.memory import (
     MARGIN,
     buffer_bytes,
-    in_flight,
     layer_bytes,
     logits_bytes,
     message_bytes,
-    plain_layer_bytes,
     state_bytes,
     working_bytes,
 )
 from lockstep.plan.per_stage import stage_memory, stages_step_time
 from lockstep.plan.refine import simulated_micro_batches
+from lockstep.plan.savings import worth_offloading
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.steptime import step_time
 
@@ -78,7 +76,7 @@ def _settled(
 ) -> Layout | None:
     """The cut with as little given up on every stage as its memory asks; None if all is not enough on one."""
     layers = cut.layers_per_stage or _even(shape.layers, cut.pp)
-    away = 0 if "offload_layers" in pins else _hidden_layers(shape, cut, batch, cluster, factors)
+    away = 0 if "offload_layers" in pins else _offloadable(shape, cut, batch, cluster, factors)
     again, offloaded = [0] * cut.pp, [0] * cut.pp
     for stage, count in enumerate(layers):
 
@@ -126,14 +124,9 @@ def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _hidden_layers(shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients) -> int:
-    """Layers of a stage whose offload hides behind its forward and has room in the host's memory."""
-    rows = layout_columns(shape, [layout], batch)
-    each = plain_layer_bytes(rows)
-    forward = layer_time(rows, cluster.device, factors).forward * rows.slow_layers
-    hides = forward * cluster.device.host_gb_s * 1e9 / each
-    room = cluster.device.host_memory_gb * 1e9 / (each * in_flight(rows))
-    return int(np.minimum(hides, room)[0])
+def _offloadable(shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients) -> int:
+    """Layers of a stage that may be offloaded rather than recomputed."""
+    return int(worth_offloading(layout_columns(shape, [layout], batch), cluster, factors)[0])
 
 
 def _proposed(

@@ -150,10 +150,19 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     # In this system both travel in float32, and stand between the layers.
     fsdp, scatter = np.where(rows.ours, 6 * gather, fsdp), np.where(rows.ours, 2 * gather, scatter)
     shard = np.where(rows.fsdp >= 3, fsdp, np.where(rows.fsdp == 2, scatter, 0.0))
-    # Activations leave during the forward and return during the backward of another micro-batch.
-    away = rows.offload_layers / layers * plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
-    offload = 2 * np.maximum(0.0, away - layer.forward)
+    offload = rows.offload_layers / layers * exposed_offload(rows, layer, cluster)
     return _Exposed(tp, cp, ep, np.where(group > 1, shard, 0.0), offload)
+
+
+def exposed_offload(rows: Columns, layer: LayerTime, cluster: Cluster) -> Column:
+    """Seconds that a layer's offload adds to a micro-batch. Its activations leave during the forward and return during
+    the backward of another micro-batch, where copies run beside the computation."""
+    away = plain_layer_bytes(rows) / (cluster.device.host_gb_s * 1e9)
+    hidden = (
+        layer.forward * rows.slow_layers / np.maximum(rows.offload_layers, 1) if cluster.device.copies_hide else 0.0
+    )
+    exposed: Column = 2 * np.maximum(0.0, away - hidden)
+    return exposed
 
 
 def _copies(rows: Columns) -> Column:

@@ -47,6 +47,7 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
             "matrix_efficiency": 1.0, "half_k": round(half, 1), "memory_efficiency": 1.0,
             "launch_us": round(_call() * 1e6, 1), "host_gb_s": round(_disk() / 1e9, 3),
             "host_memory_gb": round(shutil.disk_usage(tempfile.gettempdir()).free / 2**31 / processes, 1),
+            "copies_hide": False,  # the cores that compute make them
         },
         "levels": [
             {"name": "machine", "size": processes, "gb_s": round(bandwidth / 1e9, 3),
