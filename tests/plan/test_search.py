@@ -179,7 +179,7 @@ def test_layouts_that_are_none(layout, message):
 def test_experts_that_a_pin_does_not_divide():
     with pytest.raises(LockstepError, match="does not divide the 8 experts of mixtral-8x7b: use one of 1, 2, 4, 8"):
         search("mixtral-8x7b", "64xH100", seq=4096, global_batch_tokens=1 << 20, pins={"ep": 3})
-    with pytest.raises(LockstepError, match="ep must divide dp x cp"):
+    with pytest.raises(LockstepError, match=r"ep=8 pinned .*without the pin ep=8; 8xH100"):
         search("mixtral-8x7b", "4xH100", seq=4096, global_batch_tokens=1 << 20, pins={"ep": 8})
 
 
@@ -282,6 +282,11 @@ def test_offload_saves_memory_and_costs_time_only_where_it_does_not_hide():
     device = dataclasses.replace(cluster.device, host_gb_s=1.0)
     slow = dataclasses.replace(cluster, device=device)
     assert predict("llama3-8b", Layout(dp=8, fsdp=3, offload_layers=4), slow, batch).parts["offload"] > 0
+    own = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, copies_hide=False))
+    once, twice = (
+        predict("llama3-8b", Layout(dp=8, fsdp=3, offload_layers=n), own, batch).parts["offload"] for n in (2, 4)
+    )
+    assert 0 < once == pytest.approx(twice / 2), "cores that copy do nothing else meanwhile"
 
 
 def test_offload_stays_within_the_hosts_memory():

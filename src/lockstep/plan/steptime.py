@@ -132,11 +132,13 @@ def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, fact
     # The ring hides behind the blocks of attention it feeds; the backward moves keys, values and their gradients.
     cp = (1 + again) * np.maximum(0.0, ring - layer.attention) + np.maximum(0.0, 2 * ring - 2.5 * layer.attention)
     # This system exchanges rows for heads, forward and backward, and hands each weight's gradient on, in float32, from
-    # rank to rank and the sum back to all.
+    # rank to rank and the sum back to all: four of attention, those of the MLP, two norms. In a compiled
+    # step a rank makes its own from that of the rank before, where it stands: the ranks take turns.
     width = (rows.query + rows.keys + rows.values + rows.core) / rows.tp
     swapped = (2 + again) * all_to_all(rows.tokens * width * 2, rows.cp, rows.tp, cluster, factors)
-    handed = rows.cp * transfer(unit_bytes(rows)[0], rows.tp, cluster, factors) * (rows.cp > 1)
-    cp = np.where(rows.ours, swapped + handed, cp)
+    values = rows.matrices + 6
+    handed = rows.cp * values * transfer(unit_bytes(rows)[0] / values, rows.tp, cluster, factors) * (rows.cp > 1)
+    cp = np.where(rows.ours, swapped + handed + (rows.cp - 1) * layer.weight_gradient, cp)
     routed = size * rows.experts_per_token
     ep = rows.moe * (4 + 2 * again) * all_to_all(routed, rows.ep, rows.tp, cluster, factors)
     group, layers = rows.sharing, np.maximum(rows.slow_layers, 1)
