@@ -26,6 +26,8 @@ _DEPTHS = (64, 128, 256, 512, 1024)
 _ROWS, _COLUMNS = 512, 512
 _LARGE = 8 * 2**20
 """Bytes of the message that shows the bandwidth."""
+_OFFLOADED = 4 * 2**20
+"""Bytes that a layer of a small model offloads."""
 
 
 def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
             f"Measured on this machine by lockstep doctor --calibrate: a device is one of {processes} processes with "
             f"{threads} threads; products of {_ROWS} x {_COLUMNS} by the training kernels at depths {_DEPTHS}; "
             "copies of 64 MiB; messages of 4 B and 8 MiB between two processes.",
-            f"Offload: 32 MiB written to a file in {tempfile.gettempdir()} and read again, as the trainer does, beside "
+            f"Offload: 4 MiB written to a file in {tempfile.gettempdir()} and read again, as the trainer does, beside "
             "nothing else; half of what is free there.",
         ],
     }  # fmt: skip
@@ -125,21 +127,24 @@ def _copies(threads: int) -> float:
 
 
 def _disk() -> float:
-    """Bytes per second of offload, in one direction and then the other."""
+    """Bytes per second of offload, in one direction and then the other, as the trainer does it: memory goes back to the
+    system, which fills it with zeros when it is taken again."""
     import torch
 
     from lockstep.memory.host import Disk
 
     with tempfile.TemporaryDirectory(prefix="lockstep-machine-") as name:
-        disk, whole = Disk(Path(name)), torch.ones(2**25, dtype=torch.uint8)
+        disk = Disk(Path(name))
 
         def there_and_back() -> None:
-            trip = disk.leave([whole])
+            trip = disk.leave([torch.ones(_OFFLOADED, dtype=torch.uint8)])
             trip.settle()
+            disk.freed()
             trip.fetch()
             trip.back()
+            disk.freed()
 
-        return 2 * whole.nbytes / _seconds(there_and_back, runs=5)
+        return 2 * _OFFLOADED / _seconds(there_and_back, runs=9)
 
 
 def _call() -> float:
