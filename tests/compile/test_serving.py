@@ -44,11 +44,11 @@ STEPS = [
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype):
+def test_prefill_chunks_and_decode_give_the_same_bytes(family, dtype, programs):
     made = decoder(family)
     mine, theirs = pages(made, dtype), pages(made, dtype)
     made.prepare(OPS, dtype)
-    program = ServingProgram(made, OPS, mine, dtype, Compiler("O2"), 66)
+    program = ServingProgram(made, OPS, mine, dtype, Compiler("O2", cache=programs), 66)
     with torch.inference_mode():
         for sequences in STEPS:
             tokens, paged = step(sequences)
@@ -72,24 +72,30 @@ def test_products_in_segments_give_the_same_bytes(family):
     assert not notes
 
 
-class TestAnyStep:
+@pytest.fixture(scope="module")
+def served(programs):
+    """A decoder, its pages, and its program."""
     made = decoder("qwen3").requires_grad_(False)
     cache = pages(made, torch.float32)
-    program = ServingProgram(made, OPS, cache, torch.float32, Compiler("O2"), 32)
-
-    @settings(max_examples=40)
-    @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=6))
-    @torch.inference_mode()
-    def test_any_step_up_to_and_beyond_the_planned_rows(self, sequences):
-        tokens, paged = step([(first, count, [2 * i, 2 * i + 1]) for i, (first, count) in enumerate(sequences)])
-        before = [KVPages(p.k.clone(), p.v.clone()) for p in self.cache]
-        found = self.program(tokens, paged).clone()
-        assert same([found], [self.made(OPS, tokens, paged, before, torch.float32)])
+    compiler = Compiler("O2", cache=programs)
+    return made, cache, ServingProgram(made, OPS, cache, torch.float32, compiler, 32)
 
 
-def test_a_new_weight_is_noticed():
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=6))
+@torch.inference_mode()
+def test_any_step_up_to_and_beyond_the_planned_rows(served, sequences):
+    made, cache, program = served
+    tokens, paged = step([(first, count, [2 * i, 2 * i + 1]) for i, (first, count) in enumerate(sequences)])
+    before = [KVPages(p.k.clone(), p.v.clone()) for p in cache]
+    found = program(tokens, paged).clone()
+    assert same([found], [made(OPS, tokens, paged, before, torch.float32)])
+
+
+def test_a_new_weight_is_noticed(programs):
     made, notes = decoder("llama"), []
-    program = ServingProgram(made, OPS, pages(made, torch.float32), torch.float32, Compiler("O2", note=notes.append), 8)
+    compiler = Compiler("O2", note=notes.append, cache=programs)
+    program = ServingProgram(made, OPS, pages(made, torch.float32), torch.float32, compiler, 8)
     tokens, paged = step([(0, 5, [1])])
     with torch.no_grad():
         program(tokens, paged)
