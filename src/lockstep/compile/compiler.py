@@ -14,6 +14,7 @@ from torch import fx
 from lockstep.compile.cache import Cache
 from lockstep.compile.capture import TRACING, CannotCompile, Function, NotCached, capture, import_tracer
 from lockstep.compile.halves import Halves
+from lockstep.compile.own_code import OwnCode
 from lockstep.compile.partition import split
 from lockstep.compile.passes import Level, PassContext, PassReport, apply, pipeline
 from lockstep.compile.stage import Stage
@@ -73,7 +74,7 @@ class Compiler:
         for other, done in self._done:
             if other == what:  # to write every layer's key down would cost ten times as much as to compare it
                 return done
-        key = key_text([*what, [*(step.name for step in self.passes), self.recompute.mode]])
+        key = _key_text([*what, [*(step.name for step in self.passes), self.recompute.mode]])
         report = StageReport(stage.name)
         halves = self._from_cache(key, report)
         if halves is None:
@@ -96,8 +97,8 @@ class Compiler:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begun
 
-    def _from_cache(self, key: str, report: StageReport) -> Halves | None:
-        if self.cache is None or self.keep_graphs:
+    def _from_cache(self, key: str | None, report: StageReport) -> Halves | None:
+        if self.cache is None or key is None or self.keep_graphs:
             return None
         begun = time.perf_counter()
         found = self.cache.load(key, self._refused)
@@ -124,7 +125,7 @@ class Compiler:
         except Exception as error:
             # Whatever a stage does that tracing cannot follow (reading a value, a shape that depends on data) comes
             # as an exception of any type; the eager operators are right in every case.
-            raise CannotCompile(f"{stage.name}: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+            raise CannotCompile(f"{stage.name}: {_first_line(error)}") from error
         if self.cache is not None and key is not None:
             self.cache.store(key, halves, self.note)
         return halves
@@ -145,9 +146,28 @@ class Compiler:
             return split(joint, stage.early)
 
 
-def key_text(key: Any) -> str:
-    """A key as text: JSON, sorted."""
-    return json.dumps(key, sort_keys=True, default=str)
+def _key_text(key: Any) -> str | None:
+    """A key as text: JSON, sorted. None where it holds a caller's code, which no text stands for."""
+    try:
+        return json.dumps(key, sort_keys=True, default=_text)
+    except _NoText:
+        return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, OwnCode):
+        raise _NoText
+    return str(value)
+
+
+class _NoText(Exception):
+    """Of a value that is known within this process only."""
+
+
+def _first_line(error: Exception) -> str:
+    """An error's class, and the first line of what it says if it says anything."""
+    said = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *said[:1]])
 
 
 @contextmanager

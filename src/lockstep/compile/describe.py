@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
 from lockstep.compile.capture import CannotCompile
+from lockstep.compile.own_code import OwnCode, described, own_code
 from lockstep.model.linear import WeightCache
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
@@ -21,18 +22,27 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 def describe(module: nn.Module) -> dict[str, Any]:
     """The module's class, its plain attributes, its parameters' shapes, and the same of every module in it.
 
-    Attributes that are other objects are described by what they hold if they are dataclasses, else by their class.
+    Attributes that are other objects are described by what they hold if they are dataclasses, else by their class. What
+    is the caller's own code is in it as `OwnCode`.
     """
+    return _described(module, {})
+
+
+def _described(module: nn.Module, own: dict[type, list[OwnCode]]) -> dict[str, Any]:
+    """own: the caller's code in classes that were met already."""
     attributes = {k: _plain(v) for k, v in sorted(_own(module))}
     parameters = {k: _tensor(p) for k, p in module._parameters.items()}
     buffers = {k: _tensor(b) for k, b in module._buffers.items()}
-    modules = {k: None if m is None else describe(m) for k, m in module._modules.items()}
-    kind = f"{type(module).__module__}.{type(module).__qualname__}"
-    return {"class": kind, **attributes, "parameters": parameters, "buffers": buffers, "modules": modules}
+    modules = {k: None if m is None else _described(m, own) for k, m in module._modules.items()}
+    kind = type(module)
+    if kind not in own:
+        own[kind] = own_code(kind)
+    named = {"class": f"{kind.__module__}.{kind.__qualname__}", "own": own[kind]}
+    return {**named, **attributes, "parameters": parameters, "buffers": buffers, "modules": modules}
 
 
 class Unchanged:
-    """Notices when a module is no longer what it was: an attribute, a weight's memory, a submodule.
+    """Notices when a module is no longer what it was: an attribute, a weight's memory, a submodule, a class's code.
 
     It looks at the objects themselves, not at a description of them, so that asking costs little. hooks: a hook that is
     there now counts as a change too. memory: so does other memory of a weight.
@@ -43,6 +53,8 @@ class Unchanged:
         self._seen = [(owner, name, value) for owner, name, value in _held(module)]
         tensors = [t for _, _, t in self._seen if isinstance(t, Tensor)]
         self._memory = [(t, t.data_ptr() if memory else None, t.requires_grad) for t in tensors]
+        self._kinds = [(part, type(part)) for part in module.modules()]
+        self._code = {kind: own_code(kind) for _, kind in self._kinds}
         self._sizes = [(owner, len(owner)) for owner in {id(o): o for o, _, _ in self._seen}.values()]
 
     def __bool__(self) -> bool:
@@ -50,7 +62,9 @@ class Unchanged:
             now = owner.get(name, _GONE)
             if now is not value and (isinstance(value, (Tensor, nn.Module)) or now != value):
                 return False
-        if self._hooks:
+        if self._hooks or any(type(part) is not kind for part, kind in self._kinds):
+            return False
+        if any(own_code(kind) != code for kind, code in self._code.items()):
             return False
         return all(len(owner) == count for owner, count in self._sizes) and all(
             pointer in (None, t.data_ptr()) and t.requires_grad == wanted for t, pointer, wanted in self._memory
@@ -58,10 +72,12 @@ class Unchanged:
 
 
 class Hooks:
-    """Whether a part or a parameter of a module has a hook. A program calls none, so a debugger's would see nothing."""
+    """Whether a part or a parameter of a module has a hook, or all modules have. A program calls none, so a debugger's
+    would see nothing."""
 
     def __init__(self, module: nn.Module) -> None:
         self._tables = [getattr(part, name) for part in module.modules() for name in _HOOKS]
+        self._tables += [getattr(nn.modules.module, f"_global{name}") for name in _HOOKS]
         self._parameters = list(module.parameters())
 
     def __bool__(self) -> bool:
@@ -94,11 +110,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def refuse_watched(module: nn.Module) -> None:
-    """Raise CannotCompile where somebody looks at operators one by one."""
+    """Raise CannotCompile where somebody looks at operators one by one, or has changed what lies around the blocks."""
     if Hooks(module):
         raise CannotCompile("the model has hooks, which programs do not call")
     if torch.is_anomaly_enabled():
         raise CannotCompile("autograd's anomaly detection is on, which looks at operators one by one")
+    if own_code(type(module)) or any(map(callable, dict(_own(module)).values())):
+        raise CannotCompile(
+            f"{type(module).__qualname__} has code of its own, and programs are made of its blocks alone"
+        )
 
 
 def shell(module: nn.Module) -> nn.Module:
@@ -152,7 +172,7 @@ def _plain(value: Any) -> Any:
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Tensor):
         return _tensor(value)
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    return described(value)
 
 
 def _tensor(value: Tensor | None) -> list[Any] | None:

@@ -22,6 +22,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from lockstep.compile.capture import CannotCompile
 from lockstep.compile.compiler import Compiler
 from lockstep.compile.describe import Unchanged, refuse_watched
 from lockstep.compile.halves import Halves
@@ -52,6 +53,8 @@ class MicroBatch:
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible."""
         refuse_watched(decoder)
+        if strange := [n for n, p in decoder.named_parameters() if p.requires_grad and n not in parameters]:
+            raise CannotCompile(f"{strange[0]} asks for a gradient, and the run does not train it")
         self.decoder, self.rows = decoder, rows
         batch = Packed.of([2, 3])
         with torch.enable_grad():
@@ -225,7 +228,8 @@ class _Stitch:
             self.leaves[head],
         ]
         slope = [self._slope(len(self.stages.layers))] if self.stages.wanted else []
-        names = [name for name in ("norm.weight", head) if name in self.gradients]
+        named = dict(self.decoder.named_parameters())  # a parameter that trains may have been frozen since
+        names = [name for name in ("norm.weight", head) if named[name].requires_grad]
         self._append(self.stages.loss.forward, inputs, [*self.ends[:2], *slope, *names])
 
     def _emit_backward(self, i: int) -> None:

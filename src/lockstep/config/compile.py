@@ -21,7 +21,7 @@ class CompileConfig(Section):
     that is given to `Trainer`, which O1 and O2 give to `torch.compile`. Under `numerics: fast` a model always runs as
     O0."""
     disable_pass: list[str] = Field(default_factory=list)
-    """Passes to leave out (`docs/compile.md` names them)."""
+    """Passes to leave out (`docs/compile-passes.md` names them)."""
     only_pass: list[str] = Field(default_factory=list)
     """The only passes to run; empty: all of the level."""
     cache: bool = True
