@@ -210,10 +210,13 @@ def test_health_ready_and_metrics(url, client):
         lines = httpx.get(f"{url}/metrics").text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
 
-    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count")
+    names = (
+        "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count",
+        "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens_sum",
+    )  # fmt: skip
     before = [value(name) for name in names]
     client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4, extra_body={"ignore_eos": True})
-    assert [value(name) - b for name, b in zip(names, before, strict=True)] == [3, 4, 1]
+    assert [value(name) - b for name, b in zip(names, before, strict=True)] == [3, 4, 1, 3, 4]
     assert value("vllm:num_requests_running") == 0
     assert value("vllm:kv_cache_usage_perc") == 0
     assert value("lockstep:kv_pages_total") > 0

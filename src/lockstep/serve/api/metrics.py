@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter as Sums
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -15,6 +16,7 @@ from lockstep.serve.state import Stats
 
 _NOTHING = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """While there is no engine."""
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
@@ -34,6 +36,8 @@ class Metrics:
         self._first = self._histogram("vllm:time_to_first_token_seconds", "From the request to its first output.")
         self._between = self._histogram("vllm:inter_token_latency_seconds", "Between two outputs, per token.")
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", "From the request to its end.")
+        self._asked = self._histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._answered = self._histogram("vllm:request_generation_tokens", "Tokens of a finished choice.", _TOKENS)
         self._registry.register(_EngineState(engine, model_name))
 
     def text(self) -> bytes:
@@ -42,13 +46,14 @@ class Metrics:
     def watch(self, prompt_tokens: int) -> Watch:
         """A request was accepted: its watch takes each of its outputs."""
         self._prompt.inc(prompt_tokens)
+        self._asked.observe(prompt_tokens)
         return Watch(self, prompt_tokens)
 
     def _counter(self, name: str, about: str) -> Counter:
         return Counter(name, about, ["model_name"], registry=self._registry).labels(**self._labels)
 
-    def _histogram(self, name: str, about: str) -> Histogram:
-        return Histogram(name, about, ["model_name"], registry=self._registry, buckets=_SECONDS).labels(**self._labels)
+    def _histogram(self, name: str, about: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(name, about, ["model_name"], registry=self._registry, buckets=buckets).labels(**self._labels)
 
     def _finished(self, reason: str) -> None:
         self._success.labels(**self._labels, finished_reason=reason).inc()
@@ -61,10 +66,13 @@ class Watch:
         self._metrics, self._prompt = metrics, prompt_tokens
         self._begin = time.perf_counter()
         self._last: dict[int, float] = {}
+        self._tokens: Sums[int] = Sums()
+        """Generated, by choice."""
 
     def output(self, output: Output) -> None:
         metrics, now, tokens = self._metrics, time.perf_counter(), len(output.token_ids)
         metrics._generated.inc(tokens)
+        self._tokens[output.choice] += tokens
         if output.choice in self._last:
             for _ in range(tokens):
                 metrics._between.observe((now - self._last[output.choice]) / tokens)
@@ -75,6 +83,7 @@ class Watch:
         self._last[output.choice] = now
         if output.finish_reason is not None:
             metrics._finished(output.finish_reason)
+            metrics._answered.observe(self._tokens[output.choice])
             metrics._whole.observe(now - self._begin)
 
 
