@@ -83,3 +83,36 @@ def test_with_level():
     assert slower.levels[1].gb_s == 10
     with pytest.raises(LockstepError, match="levels are node, network"):
         slower.with_level("rack", gb_s=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("9" * 5000 + "xH100", "counts up to 16,777,216 devices"),
+        (f"8x{'y' * 300}.yaml", "does not exist"),
+        ("8x" + "y" * 300, "unknown device 'yyy"),
+    ],
+)
+def test_counts_and_names_of_any_length(given, message):
+    with pytest.raises(LockstepError, match=message) as error:
+        load_cluster(given)
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cores: 132", "cores: 132\n  cores: 13", "the key 'cores' stands here and in line"),
+        ("levels:", "uncertanty: 2\nlevels:", "unknown key 'uncertanty': the nearest is 'uncertainty'"),
+        ("matrix_efficiency: 0.72", "matrix_efficiency: 72", "matrix_efficiency, a fraction of the rate, is 72; give"),
+        ("name: network", "name: node", "two levels are called 'node'"),
+    ],
+)
+def test_descriptions_with_mistakes(old, new, message, tmp_path):
+    from lockstep.plan.cluster import _LIBRARY
+
+    text = (_LIBRARY / "H100.yaml").read_text()
+    assert old in text
+    (tmp_path / "mine.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(LockstepError, match=message):
+        load_cluster(f"8x{tmp_path / 'mine.yaml'}")

@@ -234,6 +234,21 @@ def test_plan_file_mistakes(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"micro_batches": 7}, "micro_batches is 7, but dp .* it follows from batch and layout"),
+        ({"micro_batchs": 7}, "unknown key 'micro_batchs'"),
+    ],
+)
+def test_a_plan_with_a_line_that_says_nothing(plans, tmp_path, change, message):
+    file = tmp_path / "plan.yaml"
+    plans[0].save(file)
+    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | change))
+    with pytest.raises(LockstepError, match=message):
+        load_plan(file)
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [
         ("layout", "dp", "two", r"layout\.dp is 'two': Input should be a valid integer"),

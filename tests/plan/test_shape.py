@@ -63,7 +63,9 @@ def test_latent_attention_from_a_hugging_face_config(tmp_path):
 
 def test_latent_attention_with_a_size_missing(tmp_path):
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({key: value for key, value in DEEPSEEK_V3.items() if key != "v_head_dim"}))
+    file.write_text(
+        json.dumps({key: value for key, value in DEEPSEEK_V3.items() if key not in ("v_head_dim", "model_type")})
+    )
     with pytest.raises(LockstepError, match="kv_lora_rank 512 needs v_head_dim"):
         model_shape(file)
 
@@ -104,11 +106,79 @@ def test_every_packaged_name_loads():
         ({"experts": 3, "experts_per_token": 2}, "experts need expert_intermediate"),
         ({"intermediate": "wide"}, "intermediate is 'wide'; it must be a whole number"),
         ({"kv_heads": -2}, "kv_heads is -2"),
+        ({"hidden": 10**5000}, "hidden is a int of thousands of digits"),
+        ({"vocab": 10**9}, "vocab is 1000000000; it must be a whole number of at least 1 and at most 16,777,216"),
+        ({"heads": 5}, "heads 5 does not divide hidden 64: change one, or give head_dim"),
+        ({"dense_layers": 5}, "dense_layers is 5; give at most 4"),
+        ({"name": 5}, "name is 5; give a str"),
     ],
 )
 def test_sizes_of_no_model(sizes, message):
     with pytest.raises(LockstepError, match=message):
         model_shape({"layers": 4, "hidden": 64, "heads": 4, "vocab": 100, **sizes})
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 100,
+    "intermediate_size": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "gated", "tied", "head_dim"),
+    [
+        ({}, True, False, 16),
+        ({"model_type": "gemma2"}, True, True, 256),  # what transformers takes where the file is silent
+        ({"model_type": "qwen3"}, True, False, 128),
+        ({"text_config": None}, True, False, 16),
+        ({"model_type": "phi3", "hidden_act": "silu", "tie_word_embeddings": False}, True, False, 16),
+        ({"model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh"}, False, True, 16),
+        ({"model_type": "gpt2"}, False, True, 16),
+    ],
+)
+def test_what_a_config_leaves_out(changed, gated, tied, head_dim, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | changed))
+    shape = model_shape(tmp_path)
+    assert (shape.gated, shape.tied, shape.head_dim) == (gated, tied, head_dim)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (json.dumps(LLAMA | {"model_type": 5}), "model_type is 5; give a str"),
+        (json.dumps(LLAMA | {"model_type": "mamba"}), "whether the MLP of a model of type 'mamba' has a gate"),
+        (json.dumps(LLAMA | {"text_config": [1]}), "must be a JSON object"),
+        (json.dumps(LLAMA)[:-1] + ', "hidden_size": 65}', "the key 'hidden_size' stands twice"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "is not JSON"),
+        (json.dumps(LLAMA | {"n_shared_experts": "2"}), "n_shared_experts is '2'; give a whole number"),
+    ],
+)
+def test_configs_with_mistakes(text, message, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(LockstepError, match=message):
+        model_shape(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layers: 4\nlayers: 5\n", "line 2: not valid YAML: the key 'layers' stands here and in line 1"),
+        ("layers: 2020-13-45\n", "hidden, heads, vocab missing"),  # text, not the date that YAML 1.1 trips over
+        ("layers: " + "9" * 5000, "not valid YAML"),
+        ("[" * 20_000, "not valid YAML"),
+        ("model: 5\n", "model is 5; give a dict"),
+    ],
+)
+def test_yaml_files_with_mistakes(text, message, tmp_path):
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(LockstepError, match=message):
+        model_shape(tmp_path / "m.yaml")
+
+
+def test_names_longer_than_a_file_can_have():
+    with pytest.raises(LockstepError, match="unknown model 'xxx"):
+        model_shape("x" * 5000)
 
 
 @pytest.mark.parametrize(("name", "text"), [("m.yaml", b"\x8a\xff"), ("m.json", b"\x8a\xff"), ("m.json", b"[1]")])

@@ -18,8 +18,8 @@ from lockstep.plan import Batch, Coefficients, Layout, Measured, StageTimes, mod
 from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers
 
 WRONG: tuple[Any, ...] = (
-    None, True, 0, -1, 2.5, float("nan"), float("inf"), 10**30, "x", "", b"8", (), [1, "a"], {}, {"a": 1}, object(),
-    [[1, 2], [3]],
+    None, True, 0, -1, 2.5, float("nan"), float("inf"), 10**30, 10**5000, "x", "", b"8", (), [1, "a"], {},
+    {"a": 1}, object(), [[1, 2], [3]],
 )  # fmt: skip
 SHAPE = plan.ModelShape("tiny", 4, 64, 4, 128, gated=True)
 TIMES = StageTimes(1.0, 1.0, 1.0)
@@ -91,6 +91,10 @@ def test_no_field_of_a_value_makes_a_crash(kind: Any, use: Callable[[Any], objec
             tolerates(partial(changed, name, value))
 
 
+def pinned(**pins: object) -> object:
+    return plan.search("llama3-8b", "8xH100", **ASKED, pins=pins)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -99,6 +103,12 @@ def test_no_field_of_a_value_makes_a_crash(kind: Any, use: Callable[[Any], objec
         (lambda: schedule("1f1b", 8, 10**12), "a schedule has at most 4,194,304. Give fewer, larger micro-batches"),
         (lambda: simulate(TABLE, StageTimes(float("nan"), 1, 1)), r"times\.f is nan; give a finite number"),
         (lambda: plan.predict("llama3-8b", Layout(dp=8.0), "8xH100", Batch(8, 64)), r"layout: dp is 8\.0; give"),  # type: ignore[arg-type]
+        (lambda: pinned(tp="²"), "pin tp=²: expected a whole number"),
+        (lambda: pinned(tp="9" * 5000), "expected 1 to 16777216"),
+        (lambda: pinned(tp=10**5000), "expected 1 to 16777216"),
+        (lambda: pinned(bucket_mb=10**400), "expected 1 to 16777216"),
+        (lambda: pinned(dp=1 << 20, cp=1 << 20, tp=1 << 24), "does not divide the 8 devices"),
+        (lambda: plan.search("llama3-8b", "8xH100", **ASKED, pins={1: 2}), "pin 1 is unknown"),  # type: ignore[dict-item]
         (lambda: plan.search("llama3-8b", "8xH100", seq=2.5, global_batch_tokens=4096), r"seq.* is 2\.5; give"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip

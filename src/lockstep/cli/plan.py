@@ -22,8 +22,13 @@ def plan(
     model: Annotated[str, typer.Argument(help="A model's name, config.json, directory or YAML; or `calibrate`.")],
     measured: Annotated[Path | None, typer.Argument(help="With `calibrate`: a YAML or JSON list of steps.")] = None,
     cluster: Annotated[str, typer.Option(help="Devices, such as 64xH100, or 64xmine.yaml.")] = "8xH100",
-    seq: Annotated[int, typer.Option(help="Tokens per sequence.")] = 8192,
-    global_batch_tokens: Annotated[str, typer.Option(help="Tokens per optimizer step: 4M = 4 x 2^20.")] = "4M",
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens per sequence.  [default: what a run's YAML says, or 8192]")
+    ] = None,
+    global_batch_tokens: Annotated[
+        str | None,
+        typer.Option(help="Tokens per optimizer step: 4M = 4 x 2^20.  [default: what a run's YAML says, or 4M]"),
+    ] = None,
     pin: Annotated[list[str] | None, typer.Option(help="KEY=VALUE that must not change, such as tp=8.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 5,
     dtype: Annotated[str, typer.Option(help="Compute dtype of matrix products.")] = "bf16",
@@ -41,15 +46,17 @@ def plan(
     path = out or Path("plan.yaml")
     if picture and path.suffix == ".html":
         raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")
-    from lockstep.plan import search_to_run
+    from lockstep.plan import Batch, search_to_run
+    from lockstep.plan.of_run import batch_of_run
     from lockstep.plan.report import report
 
     started, pinned, factors = time.perf_counter(), pins(pin or []), _coefficients(coefficients)
+    asked = batch_of_run(model) or Batch(512, 8192)
     found = search_to_run(
         model,
         cluster,
-        seq=seq,
-        global_batch_tokens=tokens(global_batch_tokens),
+        seq=asked.seq if seq is None else seq,
+        global_batch_tokens=asked.tokens if global_batch_tokens is None else tokens(global_batch_tokens),
         pins=pinned,
         top=top,
         coefficients=factors,

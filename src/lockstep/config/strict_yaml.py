@@ -47,9 +47,10 @@ def parse_scalar(text: str) -> Any:
     return loader.construct_object(yaml.ScalarNode(loader.resolve(yaml.ScalarNode, text, (True, False)), text))
 
 
-def dump(value: Any) -> str:
-    """The YAML text of a tree of dicts, lists and plain values; `parse` gives back an equal tree."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+def dump(value: Any, flow: bool | None = False) -> str:
+    """The YAML text of a tree of dicts, lists and plain values; `parse` gives back an equal tree. flow: None writes
+    what holds plain values only on one line."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=flow)
 
 
 class _Loader(yaml.SafeLoader):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from lockstep.errors import LockstepError
@@ -24,6 +23,7 @@ from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.shape import ModelShape, megatron_gpt
 from lockstep.plan.steptime import step_time
+from lockstep.plan.yaml_file import read_yaml
 
 _NOISE = 0.04
 """Relative error of a row that the factors do not explain."""
@@ -116,10 +116,7 @@ def _whole(row: Mapping[str, Any], name: str) -> int:
 
 def load_measured(path: str | Path) -> list[Measured]:
     """A YAML or JSON file with a list of rows, each as ``measured_row`` takes it."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise LockstepError(f"calibrate: {path} cannot be read as YAML or JSON: {error}") from error
+    content = read_yaml(path, "calibrate: measured steps")
     if not isinstance(content, list):
         raise LockstepError(
             f"calibrate: {path} must hold a list of rows with model, layout, sequences, seq and step_s."

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from itertools import product
 from math import isqrt, prod
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
-from lockstep.given import instance
+from lockstep.given import instance, shown
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
 from lockstep.plan.factoring import cannot_factor
@@ -26,10 +28,11 @@ PINNABLE = (
     "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
     "offload_layers", "sequence_parallel", "bucket_mb",
 )  # fmt: skip
-_RANGES: dict[str, tuple[int, int | None]] = {
-    "fsdp": (0, 3),
-    "sequence_parallel": (0, 1),
-}
+_MOST = 1 << 24
+_RANGES = {"fsdp": (0, 3), "sequence_parallel": (0, 1)}
+"""Of pinned numbers: others are 1 to ``_MOST``."""
+_DIGITS = re.compile("-?[0-9]+")
+_LONGEST = 20
 _OF_LAYERS = ("recompute_layers", "offload_layers")
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 8)
@@ -62,7 +65,7 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
     fixed: dict[str, Any] = {}
     for key, value in instance(pins, Mapping, "pins").items():
         if key not in PINNABLE:
-            near = get_close_matches(key, PINNABLE, n=1, cutoff=0.0)[0]
+            near = get_close_matches(str(key), PINNABLE, n=1, cutoff=0.0)[0]
             raise LockstepError(f"pin {key!r} is unknown: the nearest is {near!r}; known are {', '.join(PINNABLE)}.")
         words = {"schedule": SCHEDULES, "recompute": RECOMPUTE}.get(key)
         if words is not None:
@@ -70,13 +73,7 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
                 raise LockstepError(f"pin {key}={value}: expected one of {', '.join(words)}.")
             fixed[key] = value
             continue
-        if isinstance(value, bool) or not str(value).isdigit():
-            raise LockstepError(f"pin {key}={value}: expected a whole number.")
-        fixed[key] = int(value)
-        low, high = (0, shape.layers) if key in _OF_LAYERS else _RANGES.get(key, (1, None))
-        if fixed[key] < low or (high is not None and fixed[key] > high):
-            said = f"at least {low}" if high is None else f"{low} to {high}"
-            raise LockstepError(f"pin {key}={value}: expected {said}.")
+        fixed[key] = _whole(key, value, (0, shape.layers) if key in _OF_LAYERS else _RANGES.get(key, (1, _MOST)))
     if fixed.get("recompute") == "full" and fixed.get("offload_layers"):
         raise LockstepError(
             f"pins recompute=full and offload_layers={fixed['offload_layers']}: what is recomputed leaves nothing to "
@@ -95,7 +92,7 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
             "divisor, or change the global batch."
         )
     degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
-    together = int(np.prod(list(degrees.values()))) if degrees else 1
+    together = prod(degrees.values())
     if cluster.devices % together:
         said = " x ".join(f"{key} {value}" for key, value in degrees.items())
         total = f" = {together}" if len(degrees) > 1 else ""
@@ -106,6 +103,19 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
             f"{cluster.devices} ({shown})."
         )
     return fixed
+
+
+def _whole(key: str, value: Any, span: tuple[int, int]) -> int:
+    """A pinned number, which the command line has as text."""
+    low, high = span
+    text = isinstance(value, str)
+    if not (_DIGITS.fullmatch(value) if text else isinstance(value, Integral) and not isinstance(value, bool)):
+        raise LockstepError(f"pin {key}={value!s:.60}: expected a whole number.")
+    found = int(value) if not text or len(value) < _LONGEST else _MOST + 1
+    if not low <= found <= high:
+        said = f"at least {low}" if found < low and high == _MOST else f"{low} to {high}"
+        raise LockstepError(f"pin {key}={shown(value).strip(chr(39))}: expected {said}.")
+    return found
 
 
 def _check_experts(shape: ModelShape, pins: Pins) -> None:

@@ -5,6 +5,7 @@ A description is a file of ``plan/clusters/`` or the user's own; ``64xH100`` is 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -18,10 +19,13 @@ from lockstep.given import instance, number, whole
 from lockstep.plan.yaml_file import read_yaml
 
 _LIBRARY = Path(__file__).with_name("clusters")
+_KEYS = ("name", "aliases", "devices", "device", "levels", "sources", "uncertainty")
 _GIVEN = re.compile(r"\s*(\d+)\s*[xX*]\s*(.+?)\s*")
 _NO_COUNT = re.compile(r"\s*[-+.,\d]*\s*(?:[xX*](?![\w-]*\.ya?ml$)|$)")
 """A number that is no count, nothing, or no device behind it."""
 _MOST_DEVICES = 1 << 24
+_DIGITS = 4000
+"""Of a count that are read: a number of more is beyond the most devices all the same, and Python reads none so long."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,11 @@ def load_cluster(given: str | Path) -> Cluster:
     if _NO_COUNT.match(str(given)) and not _GIVEN.fullmatch(str(given)):
         raise LockstepError(f"cluster {str(given)!r}: expected a whole number of devices and their name, as in 8xH100.")
     match = _GIVEN.fullmatch(str(given))
-    count, kind = (int(match[1]), match[2]) if match else (None, str(given).strip())
+    count, kind = (int(match[1][:_DIGITS]), match[2]) if match else (None, str(given).strip())
     if count == 0:
         raise LockstepError(f"cluster {str(given)!r} has no devices: write at least 1x{kind}.")
     if count is not None and count > _MOST_DEVICES:
-        raise LockstepError(f"cluster {str(given)!r}: the planner counts up to {_MOST_DEVICES:,} devices.")
+        raise LockstepError(f"cluster {str(given)!r:.60}: the planner counts up to {_MOST_DEVICES:,} devices.")
     description = _read(kind)
     devices = count if count is not None else description.get("devices")
     if devices is None:
@@ -133,8 +137,8 @@ def cluster_names() -> list[str]:
 def _read(kind: str) -> dict[str, Any]:
     if kind.endswith((".yaml", ".yml")):
         path = Path(kind)
-        if not path.exists():
-            raise LockstepError(f"cluster file {kind} does not exist: give a YAML file or one of {_known()}.")
+        if not os.path.exists(path):  # False for a name that no file can have, too
+            raise LockstepError(f"cluster file {kind:.200} does not exist: give a YAML file or one of {_known()}.")
         return _parse(path)
     names = _names()
     found = names.get(kind.lower())
@@ -143,7 +147,7 @@ def _read(kind: str) -> dict[str, Any]:
         near = within[-1:] or get_close_matches(kind.lower(), list(names), n=1, cutoff=0.0)
         nearest = _parse(_LIBRARY / f"{names[near[0]]}.yaml")["name"] if near else ""
         raise LockstepError(
-            f"unknown device {kind!r}: the nearest name is {nearest!r}. Known are {_known()}; "
+            f"unknown device {kind!r:.60}: the nearest name is {nearest!r}. Known are {_known()}; "
             "any other device can be described in a YAML file (copy one of plan/clusters)."
         )
     return _parse(_LIBRARY / f"{found}.yaml")
@@ -172,6 +176,12 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
+    if unknown := [key for key in description if key not in _KEYS]:
+        near = get_close_matches(unknown[0], _KEYS, n=1, cutoff=0.0)[0]
+        raise LockstepError(
+            f"cluster description {kind!r} has an unknown key {unknown[0]!r}: the nearest is {near!r}; known are "
+            f"{', '.join(_KEYS)}."
+        )
     try:
         device = Device(name=str(description["name"]), **description["device"])
         levels = tuple(Level(**level) for level in description["levels"])
@@ -181,6 +191,9 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
             "A packaged file of plan/clusters shows every key."
         ) from error
     where = f"cluster description {kind!r}"
+    names = [instance(level.name, str, f"{where}: name of a level") for level in levels]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise LockstepError(f"{where}: two levels are called {twice[0]!r}; name each once.")
     _check_device(device, where)
     number(description.get("uncertainty", 1.0), f"{where}: uncertainty", above=True)
     for level in levels:
@@ -199,8 +212,10 @@ def _check_device(device: Device, where: str) -> None:
     """Raise LockstepError for a number that no device has."""
     for name, rate in instance(device.matrix_tflops, dict, f"{where}: matrix_tflops").items():
         number(rate, f"{where}: matrix_tflops {name}", above=True)
-    for name in ("memory_gb", "memory_gb_s", "cores", "matrix_efficiency", "memory_efficiency", "host_gb_s"):
+    for name in ("memory_gb", "memory_gb_s", "cores", "host_gb_s"):
         number(getattr(device, name), f"{where}: {name}", above=True)
     instance(device.copies_hide, bool, f"{where}: copies_hide")
+    for name in ("matrix_efficiency", "memory_efficiency"):
+        number(getattr(device, name), f"{where}: {name}, a fraction of the rate,", above=True, most=1.0)
     for name in ("half_k", "launch_us", "host_memory_gb"):
         number(getattr(device, name), f"{where}: {name}")

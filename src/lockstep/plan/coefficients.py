@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from lockstep.errors import LockstepError
 from lockstep.given import instance, number
 from lockstep.plan.columns import Column, Columns
+from lockstep.plan.yaml_file import read_yaml, write_yaml
 
 Key = tuple[int, ...]
 
@@ -118,19 +118,19 @@ def save_coefficients(factors: Coefficients, path: str | Path) -> None:
     """Write a YAML file that ``load_coefficients`` reads."""
     layers = [{"shape": list(key), "factor": value} for key, value in factors.layer.items()]
     content = {"coefficients": 1, "factors": factors.factors(), "layers": layers}
-    Path(path).write_text(yaml.safe_dump(content, sort_keys=False, default_flow_style=None), encoding="utf-8")
+    write_yaml(path, content)
 
 
 def load_coefficients(path: str | Path) -> Coefficients:
     """Read what ``save_coefficients`` wrote. Raises LockstepError for any other file."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = read_yaml(path, "coefficients file")
         layers = {tuple(int(n) for n in layer["shape"]): float(layer["factor"]) for layer in content["layers"]}
         factors = {name: float(value) for name, value in content["factors"].items()}
         if not all(0 < value < float("inf") for value in (*factors.values(), *layers.values())):
             raise ValueError("a factor is not positive and finite")
         return Coefficients(**factors, layer=layers)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise LockstepError(
             f"{path} is no coefficients file ({error}): `lockstep plan calibrate STEPS.yaml` writes one."
         ) from error

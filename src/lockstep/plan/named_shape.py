@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -13,9 +13,11 @@ from typing import Any
 from lockstep.config import ModelConfig
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
+from lockstep.given import instance, whole
+from lockstep.model.families import FAMILIES
 from lockstep.plan.decoder_config import planner_shape
 from lockstep.plan.shape import LATENT, ModelShape
-from lockstep.plan.yaml_file import read_yaml
+from lockstep.plan.yaml_file import read_json, read_yaml
 
 _LIBRARY = Path(__file__).with_name("models.yaml")
 
@@ -32,7 +34,7 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
     if not isinstance(given, (str, Path)):
         raise LockstepError(f"model is {given!r:.60}; give a name, a config.json, sizes by name, or a ModelShape.")
     path = Path(given)
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     if file.suffix == ".json":
         return _hugging_face(file)
     if file.suffix in (".yaml", ".yml"):
@@ -43,7 +45,7 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
         return _explicit({"name": name, **table[name]})
     near = get_close_matches(name, list(table), n=1, cutoff=0.0)[0]
     raise LockstepError(
-        f"unknown model {str(given)!r}: the nearest name is {near!r}. Known are {', '.join(table)}; "
+        f"unknown model {str(given)!r:.60}: the nearest name is {near!r}. Known are {', '.join(table)}; "
         "a config.json, its directory, or a YAML file with the sizes works too."
     )
 
@@ -65,7 +67,7 @@ def _of_run(model: Any, file: Path) -> ModelShape:
     """The shape of a training run's model: a new one's sizes, or what a loaded one names."""
     if isinstance(model, str):
         return model_shape(model)
-    return planner_shape(check(ModelConfig, model, str(file)))
+    return planner_shape(check(ModelConfig, instance(model, dict, f"{file}: model"), str(file)))
 
 
 def _explicit(given: Mapping[str, Any]) -> ModelShape:
@@ -80,16 +82,38 @@ def _explicit(given: Mapping[str, Any]) -> ModelShape:
     return ModelShape(**{"name": "custom", **given})
 
 
-def _hugging_face(file: Path) -> ModelShape:
-    if not file.exists():
-        raise LockstepError(f"{file} does not exist: give a config.json, its directory or a model's name.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise LockstepError(f"{file} is not JSON: {error}") from error
+_PLAIN = ("gpt2", "opt")
+"""Types of models with an MLP without a gate, whatever their activation."""
+_GATES = ("silu", "swish", "swiglu")
+"""Activations that stand in a gate in all models that have them."""
+
+
+def _gated(kind: str, activation: str, file: Path) -> bool:
+    """Whether a model's MLP has a gate. No type: as Llama's. Raises LockstepError where nothing tells."""
+    if kind in ("", "gemma", *FAMILIES):
+        return True
+    if kind in _PLAIN or activation:
+        return kind not in _PLAIN and activation in _GATES
+    raise LockstepError(
+        f"{file}: whether the MLP of a model of type {kind!r} has a gate is not known: the file has no hidden_act, and "
+        f"known types are {', '.join((*FAMILIES, *_PLAIN))}. Write its sizes into a YAML file with layers, hidden, "
+        "heads, vocab and gated."
+    )
+
+
+def _language_model(file: Path) -> dict[str, Any]:
+    """What a config.json says of the language model."""
+    config = read_json(file, "model file")
+    config = config.get("text_config") or config if isinstance(config, dict) else config
     if not isinstance(config, dict):
         raise LockstepError(f"{file} must be a JSON object with the model's sizes, as in a Hugging Face config.json.")
-    config = config.get("text_config", config)
+    return config
+
+
+def _hugging_face(file: Path) -> ModelShape:
+    if not os.path.exists(file):
+        raise LockstepError(f"{file} does not exist: give a config.json, its directory or a model's name.")
+    config = _language_model(file)
 
     def take(*names: str, default: Any = None) -> Any:
         found = next((config[name] for name in names if config.get(name) is not None), default)
@@ -97,13 +121,17 @@ def _hugging_face(file: Path) -> ModelShape:
             raise LockstepError(f"{file} has no {names[0]}: it is needed to plan.")
         return found
 
+    kind = instance(config.get("model_type", ""), str, f"{file}: model_type")
+    if kind in FAMILIES:  # what its authors leave out of the file
+        aliases = {FAMILIES[kind].hf_aliases.get(key, key): value for key, value in config.items()}
+        config = {**FAMILIES[kind].hf_defaults, **{key: value for key, value in aliases.items() if value is not None}}
     experts = take("num_local_experts", "num_experts", "n_routed_experts", default=0)
-    gated = "gpt2" not in config.get("model_type", "") and "opt" not in config.get("model_type", "")
+    gated = _gated(kind, take("hidden_act", "hidden_activation", "activation_function", default=""), file)
     hidden = take("hidden_size", "n_embd")
     latent: dict[str, Any] = {name: config.get(name) or 0 for name in LATENT} if config.get("kv_lora_rank") else {}
-    wide = take("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    wide = take("intermediate_size", "n_inner", "ffn_dim", default=4 * whole(hidden, f"{file}: hidden_size"))
     return ModelShape(
-        name=config.get("_name_or_path") or file.resolve().parent.name,
+        name=str(config.get("_name_or_path") or file.resolve().parent.name),
         layers=take("num_hidden_layers", "n_layer"),
         hidden=hidden,
         heads=take("num_attention_heads", "n_head"),
@@ -112,12 +140,13 @@ def _hugging_face(file: Path) -> ModelShape:
         kv_heads=take("num_key_value_heads", default=0),
         head_dim=0 if latent else take("head_dim", default=0),  # there it is the width of the rotated part
         gated=gated,
-        tied=take("tie_word_embeddings", default=not gated),
+        tied=take("tie_word_embeddings", default=kind not in ("", *FAMILIES)),
         experts=experts,
         experts_per_token=take("num_experts_per_tok", default=0),
         expert_intermediate=take("moe_intermediate_size", default=wide) if experts else 0,
         shared_intermediate=take("shared_expert_intermediate_size", default=0)
-        or (config.get("n_shared_experts") or 0) * take("moe_intermediate_size", default=wide),
+        or whole(config.get("n_shared_experts") or 0, f"{file}: n_shared_experts", least=0)
+        * take("moe_intermediate_size", default=wide),
         dense_layers=take("first_k_dense_replace", default=0),
         positions=0 if gated else take("n_positions", "max_position_embeddings", default=0),
         dropout=not gated,

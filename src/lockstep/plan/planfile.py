@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from lockstep.config.strict_yaml import dump
 from lockstep.errors import LockstepError
 from lockstep.given import instance
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.predict import Prediction
 from lockstep.plan.shape import ModelShape
+from lockstep.plan.yaml_file import read_yaml
 
 _VERSION = 1
 
@@ -47,20 +49,15 @@ class Plan:
             "micro_batches": self.layout.micro_batches(self.batch),
             "predicted": _rounded(asdict(self.prediction)),
         }
-        return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110)
+        return dump(content, flow=None)
 
 
 def load_plan(path: str | Path) -> Plan:
     """Read ``plan.yaml``. Raises LockstepError for what is no plan of this version, or one that was changed by hand
     into what cannot be: an unknown key, a wrong type, a layout that suits neither model, batch nor cluster."""
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise LockstepError(
-            f"plan file {path} does not exist: `lockstep plan MODEL --cluster ...` writes one."
-        ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError) as error:
-        raise LockstepError(f"plan file {path} cannot be read as YAML: {error}") from error
+    if not os.path.exists(path):
+        raise LockstepError(f"plan file {path} does not exist: `lockstep plan MODEL --cluster ...` writes one.")
+    content = read_yaml(path, "plan file")
     if not isinstance(content, dict) or content.get("plan") != _VERSION:
         raise LockstepError(f"plan file {path}: expected `plan: {_VERSION}` in it; write it anew with `lockstep plan`.")
     try:
@@ -70,8 +67,16 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def _plan(content: dict[str, Any]) -> Plan:
+    if unknown := [key for key in content if key not in ("plan", "cluster", "micro_batches", *_SECTIONS)]:
+        raise LockstepError(f"unknown key {unknown[0]!r}. Write it anew.")
     model, layout, batch, predicted = (_section(kind, key, content) for key, kind in _SECTIONS.items())
     check_layout(layout, model, batch, layout.devices)
+    each = layout.micro_batches(batch)
+    if content.get("micro_batches", each) != each:
+        raise LockstepError(
+            f"micro_batches is {content['micro_batches']!r:.60}, but dp {layout.dp} x micro_batch {layout.micro_batch} "
+            f"make {each} of the {batch.sequences} sequences: it follows from batch and layout, so change those."
+        )
     cluster = instance(content.get("cluster"), str, "cluster")
     count = cluster.partition("x")[0]
     if count.isdecimal() and int(count) != layout.devices:

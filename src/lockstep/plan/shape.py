@@ -6,10 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from lockstep.errors import LockstepError
-from lockstep.given import instance
+from lockstep.given import instance, shown
 
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MEGATRON_VOCABULARY = 51200
+_LARGEST = 1 << 24
+"""Of a model's sizes: products of two, and a model's parameters, stay far from where numbers lose exactness."""
 _VALUES: dict[str, tuple[str | int, ...]] = {
     "attention": ("flash", "unfused"), "logits": ("chunked", "kept"), "states": ("masters", "mixed"),
     "residual_bytes": (2, 4),
@@ -61,14 +63,17 @@ class ModelShape:
     v_head_dim: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "vocab"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise LockstepError(f"model {self.name}: {name} is {value!r}; it must be a whole number of at least 1.")
+        instance(self.name, str, "a model's name")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.type == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise LockstepError(f"model {self.name}: {field.name} is {value!r}; it must be a whole number, or 0.")
+            least = 1 if field.name in ("layers", "hidden", "heads", "vocab") else 0
+            fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+            if field.type == "int" and not fits:
+                span = "of at least 1" if least else "of at least 1, or 0"
+                raise LockstepError(
+                    f"model {self.name}: {field.name} is {shown(value)}; it must be a whole number {span}"
+                    + (f" and at most {_LARGEST:,}." if isinstance(value, int) and value > _LARGEST else ".")
+                )
             if field.type == "bool":
                 instance(value, bool, f"model {self.name}: {field.name}")
         for name, values in _VALUES.items():
@@ -79,6 +84,15 @@ class ModelShape:
             self._check_experts()
         if self.kv_lora_rank:
             self._check_latent()
+        if not self.head_dim and self.hidden % self.heads:
+            raise LockstepError(
+                f"model {self.name}: heads {self.heads} does not divide hidden {self.hidden}: change one, or give "
+                "head_dim."
+            )
+        if self.dense_layers > self.layers:
+            raise LockstepError(
+                f"model {self.name}: dense_layers is {self.dense_layers}; give at most {self.layers}, the layers."
+            )
         defaults = {"intermediate": 4 * self.hidden, "kv_heads": self.heads, "head_dim": self.hidden // self.heads}
         for name, value in defaults.items():
             if not getattr(self, name):

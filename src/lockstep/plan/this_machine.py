@@ -17,9 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lockstep.errors import LockstepError
+from lockstep.plan.yaml_file import write_yaml
 
 _DEPTHS = (64, 128, 256, 512, 1024)
 """Inner dimensions whose rates give the efficiency curve."""
@@ -64,7 +63,7 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
         ],
     }  # fmt: skip
     try:
-        Path(path).write_text(yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110), "utf-8")
+        write_yaml(path, content)
     except OSError as error:
         raise LockstepError(
             f"cannot write the description to {path}: {error.strerror}. Choose another path."

@@ -21,6 +21,10 @@ def not_run(layout: Layout, shape: ModelShape) -> list[str]:
     found = [
         (layout.cp > 1 and not _contexts(layout, shape), f"such context parallelism (cp {layout.cp})"),
         (layout.tp > 1 and _uncut(shape), f"tensor parallelism of experts or latent attention (tp {layout.tp})"),
+        (
+            layout.tp > 1 and not _uncut(shape) and not _segments(layout.tp, shape),
+            f"tp {layout.tp} (a power of two that divides {shape.kv_heads} key heads and {shape.intermediate} columns)",
+        ),
         (shape.states == "mixed" or not shape.gated or shape.positions > 0, f"a model like {shape.name}"),
     ]
     return [words for refused, words in found if refused]
@@ -30,6 +34,11 @@ def _contexts(layout: Layout, shape: ModelShape) -> bool:
     """Whether the trainer runs the layout's context parallelism."""
     twice = layout.sequence_parallel and layout.tp > 1
     return not _uncut(shape) and not twice and shape.kv_heads % (layout.tp * layout.cp) == 0
+
+
+def _segments(tp: int, shape: ModelShape) -> bool:
+    """Whether the trainer's sums over ranks can be made of ``tp`` segments (``canonical_tp``)."""
+    return tp & (tp - 1) == 0 and shape.kv_heads % tp == 0 and shape.intermediate % tp == 0
 
 
 def _uncut(shape: ModelShape) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
+from lockstep.config import strict_yaml
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
@@ -136,8 +137,8 @@ def without(table: Table, micro_batches: int) -> Table:
 def load_table(path: str | Path) -> Table:
     """Reads what :meth:`Table.save` wrote. Raises :class:`ScheduleError` for anything else."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = strict_yaml.parse(Path(path).read_text(encoding="utf-8"), str(path))
+    except (OSError, ValueError, LockstepError) as error:
         raise ScheduleError(f"the schedule's table {path} cannot be read as YAML or JSON: {error}") from error
     return table_from_dict(content, where=str(path))
 
@@ -160,7 +161,7 @@ def _parse(word: str, where: str) -> Step:
     text, _, other = word.partition("&")
     kind = text.rstrip("0123456789.")
     micro_batch, _, chunk = text[len(kind) :].partition(".")
-    if kind not in KINDS or not micro_batch.isdigit() or (chunk and not chunk.isdigit()):
+    if kind not in KINDS or not micro_batch.isdecimal() or (chunk and not chunk.isdecimal()):
         raise ScheduleError(f"{where}: {word!r} is not a step; write F, B, W or BW, a micro-batch, and .chunk (F3.1).")
     return Step(kind, int(micro_batch), int(chunk or 0), _parse(other, where) if other else None)
 
