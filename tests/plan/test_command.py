@@ -75,3 +75,17 @@ def test_calibrate(tmp_path, capsys):
 def test_the_planner_needs_no_torch():
     code = "import sys, lockstep.plan; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_says_its_own_batch(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.yaml").write_text(
+        "model: {vocab_size: 96, hidden_size: 64, intermediate_size: 96, num_layers: 2, num_heads: 4,\n"
+        " num_kv_heads: 2}\n"
+        "data: {seq_len: 128}\ntrain: {micro_batch: 2, micro_batches: 8}\n"
+    )
+    asked = ["plan", "run.yaml", "--cluster", "2xH100", "--no-report"]
+    assert run(asked) == 0
+    assert "16 sequences of 128 tokens per step" in capsys.readouterr().out
+    assert run([*asked, "--seq", "64", "--global-batch-tokens", "1K"]) == 0
+    assert "16 sequences of 64 tokens per step" in capsys.readouterr().out

@@ -7,7 +7,17 @@ import pytest
 import yaml
 
 from lockstep.errors import LockstepError
-from lockstep.plan import Batch, Layout, load_cluster, load_plan, model_shape, predict, search
+from lockstep.plan import (
+    Batch,
+    Layout,
+    load_cluster,
+    load_plan,
+    model_shape,
+    predict,
+    rank_memory,
+    search,
+    search_to_run,
+)
 from lockstep.plan.candidates import candidates
 from lockstep.plan.planfile import check_model
 from lockstep.plan.search import make_batch
@@ -325,3 +335,43 @@ def test_tensor_parallelism_is_counted_as_the_trainer_runs_it():
     assert shared.prediction.exposed["tp"] == pytest.approx(10 / 10.5 * whole.prediction.exposed["tp"])
     with pytest.raises(LockstepError, match="expected 0 to 1"):
         search("llama3-1b", "8xH100", **asked, pins={"sequence_parallel": 2})
+
+
+def test_every_plan_fits_at_every_step_of_its_schedule():
+    """ZB-2p with recomputed layers keeps much more between B and W than before B: it took 79 of 42 GB here once."""
+    sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "intermediate": 2816, "gated": True}
+    latent = {"kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    cluster = load_cluster("6xA100-40")
+    found = search({**sizes, **latent}, cluster, seq=1 << 20, global_batch_tokens=1 << 20)
+    for plan in found:
+        layout = plan.layout
+        ranks = range(0, layout.devices, layout.devices // layout.pp)
+        peak = max(rank_memory(plan.model, layout, plan.batch, rank).peak for rank in ranks)
+        assert peak <= cluster.device.capacity
+        assert plan.prediction.memory_gb == pytest.approx(peak / 1e9, rel=0.05)  # closed form or the walk itself
+        assert sum(plan.prediction.memory_parts.values()) == pytest.approx(plan.prediction.memory_gb)
+
+
+def test_a_split_backward_is_refused_where_only_it_was_pinned_and_does_not_fit():
+    sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "intermediate": 2816, "gated": True}
+    pins = {"pp": 3, "schedule": "zb-2p", "cp": 2, "recompute": "none", "recompute_layers": 2}
+    with pytest.raises(LockstepError, match=r"6xA100-40 cannot hold custom .* the same cluster without the pins"):
+        search(sizes, "6xA100-40", seq=1 << 20, global_batch_tokens=1 << 20, pins=pins)
+
+
+def test_a_pinned_cp_finds_nothing_that_the_search_does_not():
+    asked = {"seq": 131072, "global_batch_tokens": 16 * 131072}
+    free = search("llama3-8b", "32xH100", **asked)[0]
+    pinned = search("llama3-8b", "32xH100", **asked, pins={"cp": 4})
+    assert all(8 % (plan.layout.cp * plan.layout.tp) == 0 for plan in pinned)  # key heads are exchanged whole
+    assert pinned[0].prediction.step_s >= free.prediction.step_s
+    only = search("llama3-8b", "32xH100", **asked, pins={"cp": 16})[0]  # what no tp leaves key heads for, if asked
+    assert only.layout.cp == 16
+
+
+@pytest.mark.parametrize(("tp", "runs"), [(2, True), (3, False), (8, False)])
+def test_a_pinned_tp_that_the_trainer_refuses_is_noted(tp, runs):
+    """Its sums over ranks are made of a power of two of segments, which divides the 4 key heads."""
+    sizes = {"layers": 4, "hidden": 768, "heads": 24, "kv_heads": 4, "vocab": 1000, "gated": True}
+    found = search_to_run(sizes, f"{tp}xH100", seq=512, global_batch_tokens=8192, pins={"tp": tp}, top=1)
+    assert (f"does not run tp {tp} (a power of two" in found.note) is not runs

@@ -149,9 +149,11 @@ def _check_schedule(shape: ModelShape, pins: Pins) -> None:
 def _meshes(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins) -> list[tuple[int, int, int, int, int]]:
     """(pp, dp, cp, tp, ep) that multiply to the devices and divide heads, sequence, experts and batch."""
     found = []
-    for tp, cp in product(_tensor(shape, cluster, pins), _context(batch, cluster, pins)):
-        if cluster.devices % (tp * cp) or not _swaps(shape, tp, cp, pins):
-            continue
+    pairs = product(_tensor(shape, cluster, pins), _context(batch, cluster, pins))
+    both = [(tp, cp) for tp, cp in pairs if cluster.devices % (tp * cp) == 0]
+    # A pinned cp that no tp leaves enough key heads for is looked at all the same.
+    swap = [pair for pair in both if _swaps(shape, *pair)] or (both if "cp" in pins else [])
+    for tp, cp in swap:
         rest = cluster.devices // (tp * cp)
         for pp in [pins["pp"]] if "pp" in pins else _divisors(rest):
             if rest % pp or pp > shape.layers or ("dp" in pins and pins["dp"] != rest // pp):
@@ -227,9 +229,9 @@ def _context(batch: Batch, cluster: Cluster, pins: Pins) -> list[int]:
     return [n for n in powers if n == 1 or (batch.seq % n == 0 and batch.seq // n >= _SHORTEST_SLICE)]
 
 
-def _swaps(shape: ModelShape, tp: int, cp: int, pins: Pins) -> bool:
+def _swaps(shape: ModelShape, tp: int, cp: int) -> bool:
     """Whether key heads suffice: this system's context parallelism exchanges rows for heads."""
-    return "cp" in pins or shape.states == "mixed" or shape.kv_heads % (tp * cp) == 0
+    return shape.states == "mixed" or shape.kv_heads % (tp * cp) == 0
 
 
 def _experts(shape: ModelShape, group: int, pins: Pins) -> list[int]:

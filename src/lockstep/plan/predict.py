@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +106,23 @@ def prediction(
     }
     flops = shape.flops_per_token(batch.seq) * batch.tokens
     peak = cluster.devices * cluster.device.matrix_tflops[dtype] * 1e12
-    total = float(held.total[row])
-    return Prediction(
+    found = Prediction(
         step_s=step,
         tokens_s=batch.tokens / step,
         mfu=flops / (step * peak),
         bubble=idle / step,
         exposed=exposed,
         parts=parts,
-        memory_gb=total / 1e9,
-        memory_parts={name: float(getattr(held, name)[row]) / 1e9 for name in PARTS},
-        fits=total <= cluster.device.capacity,
+        memory_gb=0.0,
+        memory_parts={},
+        fits=False,
         simulated=simulated,
     )
+    return with_memory(found, held, cluster, row)
+
+
+def with_memory(found: Prediction, held: Memory, cluster: Cluster, row: int = 0) -> Prediction:
+    """The prediction with row ``row`` of ``held`` as what the fullest rank takes."""
+    total = float(held.total[row])
+    parts = {name: float(getattr(held, name)[row]) / 1e9 for name in PARTS}
+    return replace(found, memory_gb=total / 1e9, memory_parts=parts, fits=total <= cluster.device.capacity)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
@@ -18,11 +20,12 @@ from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients, checked
 from lockstep.plan.columns import Column, Columns, columns, layout_columns
 from lockstep.plan.infeasible import cannot_hold
-from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, Batch, Layout
+from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
+from lockstep.plan.per_stage import stage_memory, stages_memory
 from lockstep.plan.planfile import Plan
-from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction
+from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_memory
 from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
 from lockstep.plan.savings import with_savings
 from lockstep.plan.shape import ModelShape
@@ -62,12 +65,14 @@ def search(
     if not fitting.any():
         leanest = int(np.argmin(found.memory))
         raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(leanest), float(found.memory[leanest])))
-    seconds = np.where(fitting, found.seconds, np.inf)
-    order = np.argsort(seconds, kind="stable")[:_FINALISTS]
-    finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
-    ranked = _refine(shape, finalists, place, batch, factors, dtype, pins or {})
-    ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins or {})
-    plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in ranked[:top]]
+    best = _best(shape, found, fitting, place, batch, factors, dtype, pins or {}, top)
+    if not best:  # each of the finalists keeps too much between B and W
+        best = _best(shape, found, fitting & ~found.split, place, batch, factors, dtype, pins or {}, top)
+    if not best:
+        fullest = found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf))))
+        needed = float(stages_memory(shape, fullest, batch).total[0])
+        raise LockstepError(cannot_hold(shape, place, batch, pins, fullest, needed))
+    plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in best]
     return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
 
 
@@ -78,6 +83,12 @@ class Evaluated:
     table: dict[str, Column]
     memory: Column
     seconds: Column
+
+    @property
+    def split(self) -> NDArray[np.bool_]:
+        """Whether the backward is in two steps."""
+        codes = [SCHEDULES.index(name) for name in SPLIT]
+        return np.isin(self.table["schedule"], codes) & (self.table["pp"] > 1)
 
     def layout(self, row: int) -> Layout:
         """One candidate as a value."""
@@ -108,6 +119,41 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     if global_batch_tokens > MOST_TOKENS:
         raise LockstepError(f"global batch of {global_batch_tokens} tokens: the planner counts up to {MOST_TOKENS:,}.")
     return Batch(global_batch_tokens // seq, seq)
+
+
+def _best(
+    shape: ModelShape,
+    found: Evaluated,
+    allowed: NDArray[np.bool_],
+    place: Cluster,
+    batch: Batch,
+    factors: Coefficients,
+    dtype: str,
+    pins: Pins,
+    top: int,
+) -> list[tuple[Layout, Prediction]]:
+    """The best few of the candidates that are allowed, fastest first."""
+    seconds = np.where(allowed, found.seconds, np.inf)
+    order = np.argsort(seconds, kind="stable")[:_FINALISTS]
+    finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
+    if not finalists:
+        return []
+    ranked = _refine(shape, finalists, place, batch, factors, dtype, pins)
+    ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins)
+    return list(islice(_that_fit(shape, ranked, place, batch), top))
+
+
+def _that_fit(
+    shape: ModelShape, ranked: list[tuple[Layout, Prediction]], place: Cluster, batch: Batch
+) -> Iterator[tuple[Layout, Prediction]]:
+    """Those that fit at every step of their schedule, with what they take there. What a split backward keeps between B
+    and W, more than before B where layers are recomputed, only the walk through the steps knows."""
+    room = place.device.capacity
+    for layout, its in ranked:
+        if layout.pp == 1 or layout.schedule not in SPLIT:
+            yield layout, its
+        elif all(stage_memory(shape, layout, batch, stage).peak <= room for stage in range(layout.pp)):
+            yield layout, with_memory(its, stages_memory(shape, layout, batch), place)
 
 
 def _refine(
