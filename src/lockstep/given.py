@@ -19,7 +19,7 @@ def whole(
     fits = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
     if not fits or (most is not None and value > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most:,}"
-        raise error(f"{what} is {shown(value)}; give a whole number {span}.")
+        raise error(f"{what} is {value!r:.60}; give a whole number {span}.")
     return int(value)
 
 
@@ -37,20 +37,12 @@ def number(
     if not fits or (above and value == least):
         span = f"above {least:g}" if above else f"of at least {least:g}"
         span += f" and at most {most:g}" if most < inf else ""
-        raise error(f"{what} is {shown(value)}; give a finite number {span}.")
+        raise error(f"{what} is {value!r:.60}; give a finite number {span}.")
     return float(value)
 
 
 def instance(value: Any, kind: type[Any], what: str, error: type[Exception] = LockstepError) -> Any:
     """A value of a class. Raises ``error`` that names the class."""
     if not isinstance(value, kind):
-        raise error(f"{what} is {shown(value)}; give a {kind.__name__}.")
+        raise error(f"{what} is {value!r:.60}; give a {kind.__name__}.")
     return value
-
-
-def shown(value: Any) -> str:
-    """The beginning of a value as Python writes it, for a message; it does not write whole numbers of any length."""
-    try:
-        return f"{value!r:.60}"
-    except ValueError:
-        return f"a {type(value).__name__} of thousands of digits"

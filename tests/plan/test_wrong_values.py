@@ -18,7 +18,7 @@ from lockstep.plan import Batch, Coefficients, Layout, Measured, StageTimes, mod
 from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers
 
 WRONG: tuple[Any, ...] = (
-    None, True, 0, -1, 2.5, float("nan"), float("inf"), 10**30, 10**5000, "x", "", b"8", (), [1, "a"], {},
+    None, True, 0, -1, 2.5, float("nan"), float("inf"), 10**30, "x", "", b"8", (), [1, "a"], {},
     {"a": 1}, object(), [[1, 2], [3]],
 )  # fmt: skip
 SHAPE = plan.ModelShape("tiny", 4, 64, 4, 128, gated=True)
@@ -105,7 +105,6 @@ def pinned(**pins: object) -> object:
         (lambda: plan.predict("llama3-8b", Layout(dp=8.0), "8xH100", Batch(8, 64)), r"layout: dp is 8\.0; give"),  # type: ignore[arg-type]
         (lambda: pinned(tp="²"), "pin tp=²: expected a whole number"),
         (lambda: pinned(tp="9" * 5000), "expected 1 to 16777216"),
-        (lambda: pinned(tp=10**5000), "expected 1 to 16777216"),
         (lambda: pinned(bucket_mb=10**400), "expected 1 to 16777216"),
         (lambda: pinned(dp=1 << 20, cp=1 << 20, tp=1 << 24), "does not divide the 8 devices"),
         (lambda: plan.search("llama3-8b", "8xH100", **ASKED, pins={1: 2}), "pin 1 is unknown"),  # type: ignore[dict-item]

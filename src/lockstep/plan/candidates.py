@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
-from lockstep.given import instance, shown
+from lockstep.given import instance
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
 from lockstep.plan.factoring import cannot_factor
@@ -114,7 +114,7 @@ def _whole(key: str, value: Any, span: tuple[int, int]) -> int:
     found = int(value) if not text or len(value) < _LONGEST else _MOST + 1
     if not low <= found <= high:
         said = f"at least {low}" if found < low and high == _MOST else f"{low} to {high}"
-        raise LockstepError(f"pin {key}={shown(value).strip(chr(39))}: expected {said}.")
+        raise LockstepError(f"pin {key}={value!s:.60}: expected {said}.")
     return found
 
 
@@ -231,7 +231,7 @@ def _context(batch: Batch, cluster: Cluster, pins: Pins) -> list[int]:
 
 def _swaps(shape: ModelShape, tp: int, cp: int) -> bool:
     """Whether key heads suffice: this system's context parallelism exchanges rows for heads."""
-    return shape.states == "mixed" or shape.kv_heads % (tp * cp) == 0
+    return cp == 1 or shape.states == "mixed" or shape.kv_heads % (tp * cp) == 0
 
 
 def _experts(shape: ModelShape, group: int, pins: Pins) -> list[int]:

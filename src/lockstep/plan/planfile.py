@@ -71,18 +71,18 @@ def _plan(content: dict[str, Any]) -> Plan:
         raise LockstepError(f"unknown key {unknown[0]!r}. Write it anew.")
     model, layout, batch, predicted = (_section(kind, key, content) for key, kind in _SECTIONS.items())
     check_layout(layout, model, batch, layout.devices)
-    each = layout.micro_batches(batch)
-    if content.get("micro_batches", each) != each:
-        raise LockstepError(
-            f"micro_batches is {content['micro_batches']!r:.60}, but dp {layout.dp} x micro_batch {layout.micro_batch} "
-            f"make {each} of the {batch.sequences} sequences: it follows from batch and layout, so change those."
-        )
     cluster = instance(content.get("cluster"), str, "cluster")
     count = cluster.partition("x")[0]
     if count.isdecimal() and int(count) != layout.devices:
         raise LockstepError(
             f"the layout takes {layout.devices} devices, and cluster is {cluster!r}: a plan is for as many as its "
             "cluster has. Write it anew with `lockstep plan`."
+        )
+    each = layout.micro_batches(batch)
+    if content.get("micro_batches", each) != each:
+        raise LockstepError(
+            f"micro_batches is {content['micro_batches']!r:.60}, but dp {layout.dp} x micro_batch {layout.micro_batch} "
+            f"make {each} of the {batch.sequences} sequences: it follows from batch and layout, so change those."
         )
     return Plan(model, cluster, batch, layout, predicted)
 

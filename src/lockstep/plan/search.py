@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -244,4 +244,12 @@ def _compared(plan: Plan, best: Plan) -> Plan:
     text = f"{100 * (mine.step_s / its.step_s - 1):.1f} % slower"
     text += f": {', '.join(reasons)}" if reasons else ""
     text += f" (gains {', '.join(saved)})" if saved else ""
+    if not reasons and not saved:
+        text += f": as fast, with {_instead(plan.layout, best.layout)}"
     return replace(plan, worse=text)
+
+
+def _instead(mine: Layout, its: Layout) -> str:
+    """In what two layouts differ, in words."""
+    pairs = [(field.name, getattr(mine, field.name), getattr(its, field.name)) for field in fields(Layout)]
+    return ", ".join(f"{name} {ours} instead of {theirs}" for name, ours, theirs in pairs if ours != theirs)

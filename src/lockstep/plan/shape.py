@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from lockstep.errors import LockstepError
-from lockstep.given import instance, shown
+from lockstep.given import instance
 
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _MEGATRON_VOCABULARY = 51200
@@ -71,7 +71,7 @@ class ModelShape:
             if field.type == "int" and not fits:
                 span = "of at least 1" if least else "of at least 1, or 0"
                 raise LockstepError(
-                    f"model {self.name}: {field.name} is {shown(value)}; it must be a whole number {span}"
+                    f"model {self.name}: {field.name} is {value!r:.60}; it must be a whole number {span}"
                     + (f" and at most {_LARGEST:,}." if isinstance(value, int) and value > _LARGEST else ".")
                 )
             if field.type == "bool":
