@@ -362,13 +362,12 @@ def test_a_split_backward_is_refused_where_only_it_was_pinned_and_does_not_fit()
 
 
 def test_a_pinned_cp_finds_nothing_that_the_search_does_not():
-    asked = {"seq": 131072, "global_batch_tokens": 16 * 131072}
-    free = search("llama3-8b", "32xH100", **asked)[0]
-    pinned = search("llama3-8b", "32xH100", **asked, pins={"cp": 4})
-    assert all(8 % (plan.layout.cp * plan.layout.tp) == 0 for plan in pinned)  # key heads are exchanged whole
-    assert pinned[0].prediction.step_s >= free.prediction.step_s
-    only = search("llama3-1b", "32xH100", **asked, pins={"cp": 16})[0]  # what no tp leaves key heads for, if asked
-    assert only.layout.cp == 16
+    shape, cluster, batch = model_shape("llama3-8b"), load_cluster("32xH100"), Batch(16, 131072)
+    pinned = candidates(shape, cluster, batch, {"cp": 4})
+    assert (shape.kv_heads % (pinned["tp"] * pinned["cp"]) == 0).all()  # key heads are exchanged whole
+    free = candidates(shape, cluster, batch)
+    assert len(pinned["tp"]) == (free["cp"] == 4).sum()
+    assert (candidates(shape, cluster, batch, {"cp": 16})["cp"] == 16).all()  # no tp leaves key heads enough, but asked
 
 
 @pytest.mark.parametrize(("tp", "runs"), [(2, True), (3, False), (8, False)])

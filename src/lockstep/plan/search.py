@@ -140,7 +140,7 @@ def _best(
         return []
     ranked = _refine(shape, finalists, place, batch, factors, dtype, pins)
     ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins)
-    return list(islice(_that_fit(shape, ranked, place, batch), top))
+    return list(islice(_that_fit(shape, ranked, place, batch), min(top, len(ranked))))
 
 
 def _that_fit(
