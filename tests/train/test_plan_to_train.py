@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.processes import start
 from tests.ranks_as_threads import on_threads
-from tests.train.processes import start
 from tests.train.test_mesh_runs import losses, same
 from tests.train.tiny_run import tiny_tree
 
