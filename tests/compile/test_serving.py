@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.compile import Compiler, ServingProgram
+from lockstep.compile import CannotCompile, Compiler, ServingProgram
 from lockstep.compile.stage import tensors_of
 from lockstep.model.pages import make_pages
 from lockstep.ops import KVPages, Paged, operators
@@ -104,3 +104,10 @@ def test_a_new_weight_is_noticed(programs):
         expected = made(OPS, tokens, paged, pages(made, torch.float32), torch.float32)
         assert same([program(tokens, paged)], [expected])
     assert "weights were changed" in notes[0]
+
+
+def test_a_model_with_hooks_is_not_served_as_a_program():
+    made, dtype = decoder("llama"), torch.float32
+    made.layers[1].mlp.register_forward_hook(lambda *_: None)
+    with pytest.raises(CannotCompile, match="hooks"):
+        ServingProgram(made, OPS, pages(made, dtype), dtype, Compiler("O2"), 8)

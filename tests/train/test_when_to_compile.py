@@ -67,6 +67,13 @@ def test_a_level_that_is_named_is_what_runs(tiny: Tiny, level: str, kind: type) 
     assert not notes
 
 
+def test_level_o0_says_that_there_is_nothing_to_explain(tiny: Tiny) -> None:
+    notes: list[str] = []
+    assert run(tiny(train={"steps": 1}, compile={"level": "O0", "explain": True}), notes)[0] == [Eager]
+    assert len(notes) == 1
+    assert notes[0].startswith("compile.explain: compile.level is O0, so operators run one by one")
+
+
 def test_compiling_pays_for_many_or_long_steps() -> None:
     assert when_to_compile.pays(300, 0.35)
     assert when_to_compile.pays(10, 17.0)

@@ -111,14 +111,19 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def refuse_watched(module: nn.Module) -> None:
     """Raise CannotCompile where somebody looks at operators one by one, or has changed what lies around the blocks."""
-    if Hooks(module):
-        raise CannotCompile("the model has hooks, which programs do not call")
+    refuse_hooks(module)
     if torch.is_anomaly_enabled():
         raise CannotCompile("autograd's anomaly detection is on, which looks at operators one by one")
     if own_code(type(module)) or any(map(callable, dict(_own(module)).values())):
         raise CannotCompile(
             f"{type(module).__qualname__} has code of its own, and programs are made of its blocks alone"
         )
+
+
+def refuse_hooks(module: nn.Module) -> None:
+    """Raise CannotCompile where a module has hooks."""
+    if Hooks(module):
+        raise CannotCompile("the model has hooks, which programs do not call")
 
 
 def shell(module: nn.Module) -> nn.Module:

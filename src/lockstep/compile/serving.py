@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.compile.compiler import Compiler
-from lockstep.compile.describe import SameWeights
+from lockstep.compile.describe import SameWeights, refuse_hooks
 from lockstep.compile.layers import compiled_layers
 from lockstep.compile.program import Placer, Program
 from lockstep.compile.stage import embedding_stage, norm_stage, tensors_of
@@ -40,6 +40,7 @@ class ServingProgram:
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible. cache: the pages of every layer. captured: the
         operators as a graph has them, where sums reach across ranks. groups: those ranks, by axis."""
+        refuse_hooks(decoder)
         self._captured, self._groups = captured or ops, groups
         self.decoder, self.ops, self.cache, self.dtype, self.rows = decoder, ops, list(cache), dtype, rows
         self._compiler = compiler

@@ -69,6 +69,9 @@ def execution(
     only_cached: raise NotCached instead of compiling what is not in the cache."""
     plain, level = Eager(decoder, compute, parameters, optimizer, z_loss), config.of_model
     if level == "O0" or compute.ops.numerics == "fast":
+        if config.explain:
+            why = "compile.level is O0" if level == "O0" else "train.numerics is fast"
+            note(f"compile.explain: {why}, so operators run one by one and nothing is compiled that could be explained")
         return plain
     compiler = compiler_of(config, note, cache, only_cached)
     found: Execution = plain

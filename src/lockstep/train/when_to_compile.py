@@ -27,7 +27,7 @@ class Chosen:
         self, config: Config, eager: Execution, made: Callable[[bool], Execution], note: Callable[[str], None]
     ) -> None:
         self._config, self._made, self._note = config, made, note
-        self._now, self._settled = eager, config.compile.of_model == "O0"
+        self._now, self._settled = eager, config.compile.of_model == "O0" and not config.compile.explain
         self._began: float | None = None
 
     @property
