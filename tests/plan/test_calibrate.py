@@ -114,6 +114,7 @@ def test_file_round_trip(tmp_path):
     factors = calibrate(runs(Coefficients(matrix=0.9)), CLUSTER)
     save_coefficients(factors, tmp_path / "c.yaml")
     assert load_coefficients(tmp_path / "c.yaml") == factors
-    (tmp_path / "bad.yaml").write_text("factors: 3")
-    with pytest.raises(LockstepError, match="no coefficients file"):
-        load_coefficients(tmp_path / "bad.yaml")
+    for text in ("factors: 3", "factors: 0\nlayers: []", "factors: {}\nlayers: [{shape: [.inf], factor: 1}]"):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(LockstepError, match="no coefficients file"):
+            load_coefficients(tmp_path / "bad.yaml")

@@ -72,7 +72,7 @@ def test_own_file(tmp_path):
     with pytest.raises(LockstepError, match="kores"):
         load_cluster(str(file))
     file.write_text(text.replace("memory_gb: 80", "memory_gb: -80"))
-    with pytest.raises(LockstepError, match="memory_gb is -80; give a finite number above 0"):
+    with pytest.raises(LockstepError, match="memory_gb is -80; give a finite number of at least 1e-09"):
         load_cluster(str(file))
     with pytest.raises(LockstepError, match="does not exist"):
         load_cluster("4xnowhere.yaml")
@@ -106,6 +106,9 @@ def test_counts_and_names_of_any_length(given, message):
         ("levels:", "uncertanty: 2\nlevels:", "unknown key 'uncertanty': the nearest is 'uncertainty'"),
         ("matrix_efficiency: 0.72", "matrix_efficiency: 72", "matrix_efficiency, a fraction of the rate, is 72; give"),
         ("name: network", "name: node", "two levels are called 'node'"),
+        ("memory_gb_s: 3350", "memory_gb_s: 5.0e-324", "memory_gb_s is 5e-324; give a finite number of at least 1e-09"),
+        ("latency_us: 20", f"latency_us: 1{'0' * 30}", "latency_us of level node is 10+; give"),
+        ("size: 1000000", f"size: 1{'0' * 30}", "size of level network is 10+; give a whole number from 1"),
     ],
 )
 def test_descriptions_with_mistakes(old, new, message, tmp_path):
@@ -115,4 +118,13 @@ def test_descriptions_with_mistakes(old, new, message, tmp_path):
     assert old in text
     (tmp_path / "mine.yaml").write_text(text.replace(old, new, 1))
     with pytest.raises(LockstepError, match=message):
+        load_cluster(f"8x{tmp_path / 'mine.yaml'}")
+
+
+def test_sources_are_a_list(tmp_path):
+    from lockstep.plan.cluster import _LIBRARY
+
+    text = (_LIBRARY / "H100.yaml").read_text().partition("sources:")[0]
+    (tmp_path / "mine.yaml").write_text(text + "sources: 5\n")
+    with pytest.raises(LockstepError, match="sources is 5; give a list"):
         load_cluster(f"8x{tmp_path / 'mine.yaml'}")

@@ -16,6 +16,21 @@ def test_pareto():
     assert pareto(memory, seconds) == [0, 1, 3]
 
 
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout(tp=2), "tp2 mb1 recompute none"),
+        (Layout(dp=2, recompute_layers=3), "dp2 mb1 recompute 3 layers"),
+        (Layout(pp=2, recompute_per_stage=(2, 0), offload_per_stage=(0, 1)),
+         "pp2 mb1 1f1b recompute 2/0 layers offload 0/1 layers"),
+        (Layout(recompute="selective", recompute_layers=1), "mb1 recompute selective + 1 layers"),
+        (Layout(recompute="full", fsdp=3), "mb1 fsdp3 recompute full"),
+    ],
+)  # fmt: skip
+def test_a_layout_in_words(layout, text):
+    assert layout.describe() == text
+
+
 def test_picture_is_the_plan():
     shape, cluster, batch = model_shape("llama3-8b"), load_cluster("8xH100"), Batch(32, 2048)
     layout = Layout(pp=4, tp=2, schedule="1f1b")

@@ -24,6 +24,8 @@ _GIVEN = re.compile(r"\s*(\d+)\s*[xX*]\s*(.+?)\s*")
 _NO_COUNT = re.compile(r"\s*[-+.,\d]*\s*(?:[xX*](?![\w-]*\.ya?ml$)|$)")
 """A number that is no count, nothing, or no device behind it."""
 _MOST_DEVICES = 1 << 24
+_SLOWEST, _FASTEST = 1e-9, 1e12
+"""Rates, sizes and times that a description may give, in its own units: products of them stay numbers."""
 _DIGITS = 4000
 """Of a count that are read: a number of more is beyond the most devices all the same, and Python reads none so long."""
 
@@ -197,13 +199,13 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
     _check_device(device, where)
     number(description.get("uncertainty", 1.0), f"{where}: uncertainty", above=True)
     for level in levels:
-        whole(level.size, f"{where}: size of level {level.name}")
-        number(level.gb_s, f"{where}: gb_s of level {level.name}", above=True)
+        whole(level.size, f"{where}: size of level {level.name}", most=_MOST_DEVICES)
+        number(level.gb_s, f"{where}: gb_s of level {level.name}", _SLOWEST, _FASTEST)
         for name in ("latency_us", "hop_us"):
-            number(getattr(level, name), f"{where}: {name} of level {level.name}")
+            number(getattr(level, name), f"{where}: {name} of level {level.name}", most=_FASTEST)
     if not levels or any(b.size < a.size for a, b in pairwise(levels)):
         raise LockstepError(f"{where}: levels must be listed from the inside out, sizes growing.")
-    sources = tuple(str(source) for source in description.get("sources", []))
+    sources = tuple(str(source) for source in instance(description.get("sources", []), list, f"{where}: sources"))
     uncertainty = float(description.get("uncertainty", 1.0))
     return Cluster(f"{devices}x{device.name}", devices, device, levels, sources, uncertainty)
 
@@ -211,11 +213,11 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
 def _check_device(device: Device, where: str) -> None:
     """Raise LockstepError for a number that no device has."""
     for name, rate in instance(device.matrix_tflops, dict, f"{where}: matrix_tflops").items():
-        number(rate, f"{where}: matrix_tflops {name}", above=True)
+        number(rate, f"{where}: matrix_tflops {name}", _SLOWEST, _FASTEST)
     for name in ("memory_gb", "memory_gb_s", "cores", "host_gb_s"):
-        number(getattr(device, name), f"{where}: {name}", above=True)
+        number(getattr(device, name), f"{where}: {name}", _SLOWEST, _FASTEST)
     instance(device.copies_hide, bool, f"{where}: copies_hide")
     for name in ("matrix_efficiency", "memory_efficiency"):
         number(getattr(device, name), f"{where}: {name}, a fraction of the rate,", above=True, most=1.0)
     for name in ("half_k", "launch_us", "host_memory_gb"):
-        number(getattr(device, name), f"{where}: {name}")
+        number(getattr(device, name), f"{where}: {name}", most=_FASTEST)

@@ -130,7 +130,7 @@ def load_coefficients(path: str | Path) -> Coefficients:
         if not all(0 < value < float("inf") for value in (*factors.values(), *layers.values())):
             raise ValueError("a factor is not positive and finite")
         return Coefficients(**factors, layer=layers)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise LockstepError(
             f"{path} is no coefficients file ({error}): `lockstep plan calibrate STEPS.yaml` writes one."
         ) from error

@@ -100,10 +100,11 @@ class Layout:
         parts = [*axes, f"mb{self.micro_batch}"] + ([f"fsdp{self.fsdp}"] if self.fsdp else [])
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
-        some = f" + {_counts(self.recomputed)} layers" if any(self.recomputed) else ""
+        kinds = [] if self.recompute == "none" and any(self.recomputed) else [self.recompute]
+        kinds += [f"{_counts(self.recomputed)} layers"] if any(self.recomputed) else []
         away = [f"offload {_counts(self.offloaded)} layers"] if any(self.offloaded) else []
         buckets = [f"buckets of {self.bucket_mb} MB"] if self.bucket_mb != BUCKET_MB else []
-        return " ".join([*parts, f"recompute {self.recompute}{some}", *away, *buckets])
+        return " ".join([*parts, f"recompute {' + '.join(kinds)}", *away, *buckets])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), **{name: list(getattr(self, name)) for name in PER_STAGE}}
