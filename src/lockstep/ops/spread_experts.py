@@ -127,13 +127,13 @@ def backward(
     out, back, held = kept[:3]
     gates, ups, downs = _thirds(weights)
     dy = _moved(dy, out, back, devices).to(kept.x.dtype)
-    slope = _input_gradient(dy, held, downs, devices)
-    slopes = torch.ops.lockstep.gated_backward(slope, kept.gate, kept.up, code)
-    of_gate, of_up = (_input_gradient(d, held, part, devices) for d, part in zip(slopes, (gates, ups), strict=True))
+    slopes = torch.ops.lockstep.gated_backward(_input_gradient(dy, held, downs, devices), kept.gate, kept.up, code)
+    dx = _input_gradient(slopes[1], held, ups, devices)
+    dx += _input_gradient(slopes[0], held, gates, devices)  # in place: nothing that came waits while rows travel
     late = _late(0, slopes[0], kept.x, held, devices)
     late += _late(len(gates), slopes[1], kept.x, held, devices)
     late += _late(2 * len(gates), dy, kept.y, held, devices)
-    return _moved(of_up + of_gate, back, out, devices, into), late
+    return _moved(dx, back, out, devices, into), late
 
 
 def own_weights(devices: Devices, *parts: Sequence[Weight]) -> list[Weight]:

@@ -100,7 +100,7 @@ class Layout:
         parts = [*axes, f"mb{self.micro_batch}"] + ([f"fsdp{self.fsdp}"] if self.fsdp else [])
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
-        kinds = [] if self.recompute == "none" and any(self.recomputed) else [self.recompute]
+        kinds: list[str] = [] if self.recompute == "none" and any(self.recomputed) else [self.recompute]
         kinds += [f"{_counts(self.recomputed)} layers"] if any(self.recomputed) else []
         away = [f"offload {_counts(self.offloaded)} layers"] if any(self.offloaded) else []
         buckets = [f"buckets of {self.bucket_mb} MB"] if self.bucket_mb != BUCKET_MB else []
