@@ -57,7 +57,7 @@ class ServeConfig(Section):
     numerics fast."""
     max_batch_tokens: Annotated[int, Field(ge=1)] = BATCH_TOKENS
     """Tokens of one forward pass: decoding sequences first, then chunks of prompts."""
-    step_seconds: Annotated[float, Field(gt=0)] | None = 0.15
+    step_seconds: Annotated[float, Field(gt=0)] | None = None
     """How long a forward pass may take while somebody waits for its next token: prompts are then read in chunks of so
     many tokens as fit, by the time that passes took. None: as many as max_batch_tokens allows."""
     level: Literal["O0", "O2"] = "O2"
