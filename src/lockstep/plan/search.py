@@ -32,6 +32,8 @@ from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
 
+_ROOMY = 0.9
+"""Of the capacity: what counts as less by closed form should fit at every step, and is walked all the same."""
 _FINALISTS = 100
 _BY_STAGE = 6
 """Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
@@ -65,9 +67,11 @@ def search(
     if not fitting.any():
         leanest = int(np.argmin(found.memory))
         raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(leanest), float(found.memory[leanest])))
-    best = _best(shape, found, fitting, place, batch, factors, dtype, pins or {}, top)
-    if not best:  # each of the finalists keeps too much between B and W
-        best = _best(shape, found, fitting & ~found.split, place, batch, factors, dtype, pins or {}, top)
+    # Where each of the finalists takes too much at some step of its schedule, others stay below what was counted.
+    plain = fitting & ~found.split
+    for allowed in (fitting, plain, plain & (found.memory <= _ROOMY * place.device.capacity)):
+        if best := _best(shape, found, allowed, place, batch, factors, dtype, pins or {}, top):
+            break
     if not best:
         fullest = found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf))))
         needed = float(stages_memory(shape, fullest, batch).total[0])
@@ -146,11 +150,11 @@ def _best(
 def _that_fit(
     shape: ModelShape, ranked: list[tuple[Layout, Prediction]], place: Cluster, batch: Batch
 ) -> Iterator[tuple[Layout, Prediction]]:
-    """Those that fit at every step of their schedule, with what they take there. What a split backward keeps between B
-    and W, more than before B where layers are recomputed, only the walk through the steps knows."""
+    """Those that fit at every step of their schedule, with what they take there: what a split backward keeps between B
+    and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
     room = place.device.capacity
     for layout, its in ranked:
-        if layout.pp == 1 or layout.schedule not in SPLIT:
+        if layout.pp == 1:
             yield layout, its
         elif all(stage_memory(shape, layout, batch, stage).peak <= room for stage in range(layout.pp)):
             yield layout, with_memory(its, stages_memory(shape, layout, batch), place)
