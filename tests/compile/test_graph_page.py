@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from lockstep.compile.graph_view import save_graph_view, stage_data
 from lockstep.compile.passes import PassContext, apply, pipeline
+from tests import chromium
+from tests.chromium import browser as browser
 from tests.compile.passes.blocks import config, trained
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and "CI" not in os.environ, reason="no chromium on this machine (Debian: apt install chromium)"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
+pytestmark = chromium.needed
 
 
 @pytest.fixture(scope="module")

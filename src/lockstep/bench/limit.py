@@ -10,7 +10,7 @@ import torch
 
 from lockstep.model import Decoder
 from lockstep.ops.peaks import matrix_peak, read_bandwidth
-from lockstep.train.flops import matrix_weights
+from lockstep.train.flops import attention_flops, matrix_weights
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,12 @@ class Limit:
 
 def limit_of(decoder: Decoder, dtype: torch.dtype = torch.bfloat16) -> Limit:
     """For this model on this machine, whose peaks are measured now."""
-    config = decoder.config
     head = decoder.head_weight.numel()
     matrices = matrix_weights(decoder)
-    channels = config.head_dim + (config.head_dim if config.v_head_dim is None else config.v_head_dim)
     return Limit(
         layers=2.0 * (matrices - head),
         head=2.0 * head,
-        pair=2.0 * config.num_layers * config.num_heads * channels,
+        pair=attention_flops(decoder.config),
         weights=float(matrices * dtype.itemsize),
         peak=matrix_peak(dtype),
         bandwidth=read_bandwidth(),

@@ -40,11 +40,6 @@ class LayerPolicy:
     recompute_layers: int = 0
     offload_layers: int = 0
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether every layer keeps its activations on the device."""
-        return self.recompute != "full" and not self.recompute_layers and not self.offload_layers
-
     def chosen(self, held: list[int]) -> Treated:
         """Of the layers that a stage holds, in order."""
         first = len(held) if self.recompute == "full" else self.recompute_layers

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from statistics import median
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from lockstep.ops import build
 from lockstep.ops.operators import operators
 
+T = TypeVar("T")
 _LARGEST = 2048
 _RUNS = 7
 _LONGEST = 0.2
@@ -27,9 +29,7 @@ def matrix_peak(dtype: torch.dtype) -> float:
     be done in float32, so the float32 rates count for it too: without bf16 instructions PyTorch's own bfloat16
     product is many times slower than that.
     """
-    kinds = {dtype, torch.float32}
-    contract = [contract_rate(kind) for kind in kinds] if build.is_built(build.best_isa()) else []
-    return max([*contract, *(torch_rate(kind) for kind in kinds)])
+    return max(_of_products(dtype, contract_rate, torch_rate))
 
 
 def matrix_meter(dtype: torch.dtype) -> Callable[[], float]:
@@ -37,9 +37,7 @@ def matrix_meter(dtype: torch.dtype) -> Callable[[], float]:
 
     For a comparison's turns: what a machine gives that others use too changes by the minute.
     """
-    kinds = {dtype, torch.float32}
-    contract = [_contract_meter(kind) for kind in kinds] if build.is_built(build.best_isa()) else []
-    return max([*contract, *(_torch_meter(kind) for kind in kinds)], key=lambda meter: meter())
+    return max(_of_products(dtype, _contract_meter, _torch_meter), key=lambda meter: meter())
 
 
 @lru_cache
@@ -59,6 +57,14 @@ def read_bandwidth() -> float:
     buffer = torch.ones(64 * 2**20)
     buffer.sum()
     return buffer.nbytes / median(_seconds(buffer.sum) for _ in range(5))
+
+
+def _of_products(
+    dtype: torch.dtype, contract: Callable[[torch.dtype], T], plain: Callable[[torch.dtype], T]
+) -> list[T]:
+    """Of the products that can be done with values of `dtype`: the contract's, once they are built, and PyTorch's."""
+    kinds = {dtype, torch.float32}
+    return [*(map(contract, kinds) if build.is_built(build.best_isa()) else ()), *map(plain, kinds)]
 
 
 def _torch_meter(dtype: torch.dtype) -> Callable[[], float]:

@@ -8,6 +8,7 @@ ascending: that of its micro-batch, which the tree over micro-batches then adds 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,12 +53,10 @@ def queueing(ops: Operators, queue: WeightQueue) -> Operators:
     return replace(ops, experts=replace(ops.experts, queue=queue))  # type: ignore[type-var]
 
 
-@dataclass(frozen=True)
-class SpreadExperts:
+class SharedExperts(ABC):
     """`Operators.experts` of a device that holds some of them."""
 
     devices: Devices
-    queue: WeightQueue | None = None
 
     def __call__(
         self,
@@ -69,8 +68,22 @@ class SpreadExperts:
         activation: str,
     ) -> Tensor:
         """rows [T k, D] of this device's tokens, by expert; weights of all experts -> [T k, D]."""
-        here = own_weights(self.devices, gates, ups, downs)
-        y: Tensor = _Spread.apply(rows, offsets, CODES[activation], self, *here)
+        return self.products(rows, offsets, CODES[activation], own_weights(self.devices, gates, ups, downs))
+
+    @abstractmethod
+    def products(self, rows: Tensor, offsets: Tensor, code: int, weights: Sequence[Tensor]) -> Tensor:
+        """The same with the weights here."""
+
+
+@dataclass(frozen=True)
+class SpreadExperts(SharedExperts):
+    """Those that run at once."""
+
+    devices: Devices
+    queue: WeightQueue | None = None
+
+    def products(self, rows: Tensor, offsets: Tensor, code: int, weights: Sequence[Tensor]) -> Tensor:
+        y: Tensor = _Spread.apply(rows, offsets, code, self, *weights)
         return y
 
 

@@ -16,30 +16,20 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops import spread_experts as eager
-from lockstep.ops.gated import CODES
-from lockstep.ops.spread_experts import Devices, own_weights
+from lockstep.ops.spread_experts import Devices, SharedExperts
 from lockstep.parallel.nodes import Group, define_at_once
 
 RAW = torch.ops.lockstep_mesh
 
 
-class ExpertNodes:
+class ExpertNodes(SharedExperts):
     """`Operators.experts` of a graph that is being captured, for the place of a rank among others."""
 
     def __init__(self, axis: str, devices: Devices) -> None:
         self.axis, self.devices = axis, devices
 
-    def __call__(
-        self,
-        rows: Tensor,
-        gates: Sequence[Tensor],
-        ups: Sequence[Tensor],
-        downs: Sequence[Tensor],
-        offsets: Tensor,
-        activation: str,
-    ) -> Tensor:
-        here = own_weights(self.devices, gates, ups, downs)
-        y: Tensor = _Node.apply(rows, offsets, CODES[activation], self.axis, *here)
+    def products(self, rows: Tensor, offsets: Tensor, code: int, weights: Sequence[Tensor]) -> Tensor:
+        y: Tensor = _Node.apply(rows, offsets, code, self.axis, *weights)
         return y
 
 

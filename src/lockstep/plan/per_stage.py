@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -48,7 +49,12 @@ def stages_step_time(
 
 def stages_memory(shape: ModelShape, layout: Layout, batch: Batch) -> Memory:
     """The fullest stage at its fullest moment, one row."""
-    found = max((stage_memory(shape, layout, batch, stage) for stage in range(layout.pp)), key=lambda m: m.peak)
+    return fullest([stage_memory(shape, layout, batch, stage) for stage in range(layout.pp)])
+
+
+def fullest(stages: Sequence[RankMemory]) -> Memory:
+    """The fullest of these at its fullest moment, one row."""
+    found = max(stages, key=lambda m: m.peak)
     now = found.moments[found.peak_step]
     parts = {
         "weights": found.fixed["weights"],

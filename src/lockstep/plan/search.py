@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import stage_memory, stages_memory
+from lockstep.plan.per_stage import fullest, stage_memory, stages_memory
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_memory
 from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
@@ -156,8 +156,11 @@ def _that_fit(
     for layout, its in ranked:
         if layout.pp == 1:
             yield layout, its
-        elif all(stage_memory(shape, layout, batch, stage).peak <= room for stage in range(layout.pp)):
-            yield layout, with_memory(its, stages_memory(shape, layout, batch), place)
+            continue
+        walks = (stage_memory(shape, layout, batch, stage) for stage in range(layout.pp))
+        stages = list(takewhile(lambda held: held.peak <= room, walks))
+        if len(stages) == layout.pp:
+            yield layout, with_memory(its, fullest(stages), place)
 
 
 def _refine(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lockstep.model.tokenizer import Tokenizer
 
 Allowed = NDArray[np.bool_]
-_SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
+SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
 """Between JSON tokens. Without an end to it, a model may write spaces until its tokens run out."""
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _LONGEST = 2**19
@@ -84,9 +84,9 @@ class StructuredOutputs:
         from llguidance import LLMatcher as matcher
 
         if self.json is not None:
-            return matcher.grammar_from_json_schema(str(self.json), overrides=_SPACE)
+            return matcher.grammar_from_json_schema(str(self.json), overrides=SPACE)
         if self.json_object:
-            return matcher.grammar_from_json_schema({"type": "object"}, overrides=_SPACE)
+            return matcher.grammar_from_json_schema({"type": "object"}, overrides=SPACE)
         if self.regex is not None:
             return matcher.grammar_from_regex(self.regex)
         if self.choice is not None:

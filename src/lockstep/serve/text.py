@@ -79,7 +79,7 @@ class StopStrings:
             _, at, stop = min(found)
             safe, self._held = self._held[:at], ""
             return safe, stop
-        keep = self._overlap()
+        keep = begun(self._held, *self._stops)
         safe = self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
         return safe, None
@@ -89,14 +89,11 @@ class StopStrings:
         text, self._held = self._held, ""
         return text
 
-    def _overlap(self) -> int:
-        """The length of the longest end of the held text with which a stop string begins."""
-        longest = min(len(self._held), max(len(stop) for stop in self._stops) - 1)
-        for size in range(longest, 0, -1):
-            end = self._held[-size:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return size
-        return 0
+
+def begun(text: str, *marks: str) -> int:
+    """The length of the longest end of a text with which one of these may begin, as the text goes on."""
+    longest = min(len(text), max(map(len, marks)) - 1)
+    return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)
 
 
 class TextStream:

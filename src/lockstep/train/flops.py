@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.config import ModelConfig
 from lockstep.model.decoder import Decoder
 from lockstep.model.moe import Experts
 from lockstep.train.data import Batch
@@ -15,9 +16,13 @@ def step_flops(decoder: Decoder, batches: list[Batch], adapters_only: bool = Fal
     tokens = sum(len(b.tokens) for b in batches)
     keys = sum(_visible(b) for b in batches)
     products = 2.0 * matrix_weights(decoder) * tokens * (2.0 if adapters_only else 3.0)
+    return products + attention_flops(config) * keys * 3.0
+
+
+def attention_flops(config: ModelConfig) -> float:
+    """Forward, of a query and a key that it sees, over all layers."""
     channels = config.head_dim + (config.head_dim if config.v_head_dim is None else config.v_head_dim)
-    attention = 2.0 * config.num_layers * config.num_heads * channels * keys * 3.0
-    return products + attention
+    return 2.0 * config.num_layers * config.num_heads * channels
 
 
 def matrix_weights(decoder: Decoder) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.serve.structured import StructuredOutputs
+from lockstep.serve.text import begun
 
 OPEN, CLOSE = "<think>", "</think>"
 Expects = Literal["none", "may", "begun"]
@@ -76,7 +77,7 @@ class Thoughts:
             self._end = self._seen - len(self._held)
         else:
             # An end that may become the mark, and white space that may stand before it, wait.
-            kept = self._held[: len(self._held) - _overlap(self._held)].rstrip()
+            kept = self._held[: len(self._held) - begun(self._held, CLOSE)].rstrip()
             inside = self._held if last else kept
             self._held = self._held[len(inside) :]
         if self._fresh:
@@ -92,8 +93,3 @@ class Thoughts:
             said = said.lstrip()
             self._fresh = not said
         return said
-
-
-def _overlap(text: str) -> int:
-    """The length of the longest end of the text with which the closing mark begins."""
-    return next((size for size in range(len(CLOSE) - 1, 0, -1) if text.endswith(CLOSE[:size])), 0)

@@ -8,6 +8,9 @@ import secrets
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from lockstep.serve.structured import SPACE
+from lockstep.serve.text import begun
+
 _DEEPSEEK = (
     r"(?:<BEGINS>)?\s*<BEGIN>(?:function<SEP>)?(?P<name>[^\n<]*)(?:<SEP>|\n```json\n)(?P<arguments>.*?)(?:\n```)?<END>"
     r"\s*(?:<ENDS>)?"
@@ -75,7 +78,7 @@ def grammar(functions: Sequence[dict[str, Any]], template: str, several: bool) -
         one = f'{one} ("\\n" {one})*' if opening else '"[" call (", " call)* "]" | call'
     rules = [f"start: {one}", "call: " + " | ".join(f"call{i}" for i in range(len(functions)))]
     for i, function in enumerate(functions):
-        schema = {**(function.get("parameters") or {"type": "object"}), "x-guidance": _SPACE}
+        schema = {**(function.get("parameters") or {"type": "object"}), "x-guidance": SPACE}
         head = json.dumps(
             f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ', ensure_ascii=False
         )
@@ -83,17 +86,12 @@ def grammar(functions: Sequence[dict[str, Any]], template: str, several: bool) -
     return "\n".join(rules)
 
 
-_SPACE = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
-"""As for other structures: without an end to it, a model may write spaces until its tokens run out."""
-
-
 def _before(text: str, mark: str) -> int:
     """Where the mark begins, or a part of it at the text's end; the text's length where neither does."""
     at = text.find(mark)
     if at >= 0:
         return at
-    longest = min(len(mark) - 1, len(text))
-    return len(text) - next((size for size in range(longest, 0, -1) if text.endswith(mark[:size])), 0)
+    return len(text) - begun(text, mark)
 
 
 def _json(text: str) -> Any:
