@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from lockstep.bench.op_cases import QUICK, Sizes, cases
-from lockstep.bench.ops import Line, _notes, _work, bench_ops, measure
+from lockstep.bench.ops import Line, Peaks, _notes, _work, bench_ops, measure
 from lockstep.bench.turns import Spread
 from lockstep.ops import operators
 
+PEAKS = Peaks(Spread(1e11, 9e10, 2e11), Spread(1e10, 1e10, 1e10))
 SAME = {case.name: case for case in cases(QUICK)}
 
 
@@ -40,7 +41,8 @@ def test_both_sides_compute_the_same(name):
 
 
 def test_a_report_has_a_line_for_each_direction(monkeypatch):
-    monkeypatch.setattr("lockstep.bench.ops.matrix_peak", lambda dtype: 1e11)
+    peaks = iter([9e11, *[1e11] * 99])  # a moment that was like no other
+    monkeypatch.setattr("lockstep.bench.ops.matrix_meter", lambda dtype: lambda: next(peaks))
     monkeypatch.setattr("lockstep.bench.ops.read_bandwidth", lambda: 1e10)
     told = []
     report = bench_ops(torch.bfloat16, 1, quick=True, note=told.append, only="e")
@@ -52,6 +54,9 @@ def test_a_report_has_a_line_for_each_direction(monkeypatch):
     assert ("paged attention, 1 query x 64 keys", "backward") not in parts
     assert all(line["seconds"] > 0 and line["ratio"]["median"] > 0 for line in report.data["lines"])
     assert report.name == "ops-bfloat16"
+    assert report.data["matrix_peak"] == {"median": 1e11, "low": 1e11, "high": 9e11}
+    line = report.data["lines"][0]
+    assert line["share"] == line["rate"] / 1e11
     assert len(report.rows) == len(parts)
 
 
@@ -63,14 +68,14 @@ def test_pytorchs_faster_dtype_counts(monkeypatch):
         return lambda: (value, 2 * value)
 
     monkeypatch.setattr("lockstep.bench.ops._side", side)
-    line, back = measure(SAME["attention"], torch.bfloat16, 3, (1e11, 1e10))
+    line, back = measure(SAME["attention"], torch.bfloat16, 3)
     assert (line.theirs, line.ratio, back.ratio) == (
         "float32",
         Spread(1 / 3, 1 / 3, 1 / 3),
         Spread(1 / 3, 1 / 3, 1 / 3),
     )
     assert line.rate == SAME["attention"].flops / 3.0
-    assert line.share == line.rate / 1e11
+    assert line.share(PEAKS) == line.rate / 1e11
 
 
 def test_work_of_products_and_of_memory():
@@ -86,5 +91,5 @@ def test_work_of_products_and_of_memory():
 
 
 def test_what_is_slower_is_told_with_its_reason():
-    line = Line("it", "forward", 2.0, 1.0, "float32", Spread(0.5, 0.4, 0.6), "GB/s", 1.0, 0.1, "its order is fixed")
-    assert _notes([line], (1.0, 1.0))[1] == "it, forward, is slower than PyTorch's, 0.50x: its order is fixed."
+    line = Line("it", "forward", 2.0, 1.0, "float32", Spread(0.5, 0.4, 0.6), "GB/s", 1.0, "its order is fixed")
+    assert _notes([line], PEAKS)[1] == "it, forward, is slower than PyTorch's, 0.50x: its order is fixed."

@@ -15,7 +15,7 @@ from lockstep.bench.op_cases import QUICK, Case, Sizes, cases
 from lockstep.bench.report import Report
 from lockstep.bench.turns import Spread, ratios, take_turns
 from lockstep.ops import operators
-from lockstep.ops.peaks import matrix_peak, read_bandwidth
+from lockstep.ops.peaks import matrix_meter, read_bandwidth
 
 Pair = tuple[float, float]
 """Seconds of a forward and of its backward."""
@@ -28,7 +28,7 @@ _LEAST = 2e-3
 @dataclass(frozen=True)
 class Line:
     """One operator, one direction. Times in seconds; ratio: PyTorch's time over ours, round by round. theirs: the
-    dtype PyTorch is faster in. rate: of ours, FLOP/s or bytes/s; share: of the machine's peak."""
+    dtype PyTorch is faster in. rate: of ours, FLOP/s or bytes/s, as unit says."""
 
     operator: str
     part: str
@@ -38,20 +38,34 @@ class Line:
     ratio: Spread
     unit: str
     rate: float
-    share: float
     why: str
+
+    def share(self, peaks: Peaks) -> float:
+        """The part of the machine's peak."""
+        return self.rate / (peaks.products if self.unit == "GFLOP/s" else peaks.reads).median
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the machine gave beside the operators: FLOP/s in products, bytes/s read from memory."""
+
+    products: Spread
+    reads: Spread
 
 
 def bench_ops(
     dtype: torch.dtype, rounds: int, quick: bool = False, note: Callable[[str], None] = print, only: str = ""
 ) -> Report:
     """Measure the cases whose names contain `only`, all by default."""
-    machine, peaks = describe(), (matrix_peak(dtype), read_bandwidth())
-    lines = []
+    machine, meter = describe(), matrix_meter(dtype)
+    lines: list[Line] = []
+    measured = [(meter(), read_bandwidth())]  # anew with every operator: a busy moment must not be the ruler of all
     for case in cases(QUICK if quick else Sizes()):
         if only in case.name:
             note(case.name)
-            lines += measure(case, torch.float32 if case.name in _ONLY_FLOAT32 else dtype, rounds, peaks)
+            lines += measure(case, torch.float32 if case.name in _ONLY_FLOAT32 else dtype, rounds)
+            measured.append((meter(), read_bandwidth()))
+    peaks = Peaks(*map(Spread.of, zip(*measured, strict=True)))
     name = str(dtype).removeprefix("torch.")
     return Report(
         name=f"ops-{name}",
@@ -59,21 +73,21 @@ def bench_ops(
         command=f"lockstep bench ops --dtype {name} --rounds {rounds}",
         machine=machine,
         columns=("operator", "", "ms", "PyTorch ms", "PyTorch's dtype", "lockstep is", "rate", "of peak"),
-        rows=tuple(_row(line) for line in lines),
+        rows=tuple(_row(line, peaks) for line in lines),
         notes=tuple(_notes(lines, peaks)),
         data={
-            "dtype": name, "matrix_peak": peaks[0], "read_bandwidth": peaks[1],
-            "lines": [{**vars(line), "ratio": vars(line.ratio)} for line in lines],
+            "dtype": name, "matrix_peak": vars(peaks.products), "read_bandwidth": vars(peaks.reads),
+            "lines": [{**vars(line), "ratio": vars(line.ratio), "share": line.share(peaks)} for line in lines],
         },
     )  # fmt: skip
 
 
-def measure(case: Case, dtype: torch.dtype, rounds: int, peaks: tuple[float, float]) -> list[Line]:
+def measure(case: Case, dtype: torch.dtype, rounds: int) -> list[Line]:
     """The lines of a case: PyTorch also runs in float32, and the dtype it is faster in counts."""
     kinds = [dtype] if dtype == torch.float32 else [dtype, torch.float32]
     sides = {"": _side(case, dtype, ours=True)} | {str(kind): _side(case, kind, ours=False) for kind in kinds}
     times = take_turns(sides, rounds, warmup=2)
-    return [_line(case, part, take, dtype, times, peaks) for part, take in _parts(case)]
+    return [_line(case, part, take, dtype, times) for part, take in _parts(case)]
 
 
 def _parts(case: Case) -> list[tuple[str, Callable[[Pair], float]]]:
@@ -85,18 +99,16 @@ def _parts(case: Case) -> list[tuple[str, Callable[[Pair], float]]]:
 
 
 def _line(
-    case: Case, part: str, take: Callable[[Pair], float], dtype: torch.dtype, times: dict[str, list[Pair]],
-    peaks: tuple[float, float],
-) -> Line:  # fmt: skip
+    case: Case, part: str, take: Callable[[Pair], float], dtype: torch.dtype, times: dict[str, list[Pair]]
+) -> Line:
     taken = {side: [take(pair) for pair in pairs] for side, pairs in times.items()}
     mine = taken.pop("")
     best = min(taken, key=lambda side: Spread.of(taken[side]).median)
     seconds = Spread.of(mine).median
-    rate, peak = _work(case, dtype, part) / seconds, peaks[0] if case.flops else peaks[1]
     return Line(
         operator=case.name, part=part, seconds=seconds, torch_seconds=Spread.of(taken[best]).median,
         theirs=best.removeprefix("torch."), ratio=ratios(mine, taken[best]),
-        unit="GFLOP/s" if case.flops else "GB/s", rate=rate, share=rate / peak, why=case.why,
+        unit="GFLOP/s" if case.flops else "GB/s", rate=_work(case, dtype, part) / seconds, why=case.why,
     )  # fmt: skip
 
 
@@ -153,7 +165,7 @@ def _both(call: Callable[[], object], inputs: Sequence[Tensor]) -> Pair:
     return forward / count, backward / count
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _row(line: Line, peaks: Peaks) -> tuple[str, ...]:
     ratio = line.ratio
     return (
         line.operator,
@@ -163,14 +175,17 @@ def _row(line: Line) -> tuple[str, ...]:
         line.theirs,
         f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})",
         f"{line.rate / 1e9:.1f} {line.unit}",
-        f"{100 * line.share:.0f} %",
+        f"{100 * line.share(peaks):.0f} %",
     )
 
 
-def _notes(lines: Sequence[Line], peaks: tuple[float, float]) -> list[str]:
+def _notes(lines: Sequence[Line], peaks: Peaks) -> list[str]:
+    products, reads = peaks.products, peaks.reads
     notes = [
-        f"Measured peaks: {peaks[0] / 1e9:.0f} GFLOP/s in products, {peaks[1] / 1e9:.1f} GB/s read from memory (inputs "
-        "that stay in a cache go beyond it). PyTorch runs in this dtype and in float32; the one it is faster in counts."
+        f"Peaks, measured with every operator: {products.median / 1e9:.0f} GFLOP/s in products "
+        f"({products.low / 1e9:.0f} to {products.high / 1e9:.0f}), {reads.median / 1e9:.1f} GB/s read from memory "
+        f"({reads.low / 1e9:.1f} to {reads.high / 1e9:.1f}; inputs that stay in a cache go beyond it). PyTorch runs in "
+        "this dtype and in float32; the one it is faster in counts."
     ]
     for line in lines:
         if line.ratio.median < 1.0:
