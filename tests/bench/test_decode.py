@@ -26,12 +26,13 @@ def test_a_line_for_each_number_of_clients(monkeypatch):
 
 
 def test_every_step_counted_gives_every_client_a_token(monkeypatch):
-    """The prefill is outside the time: as many steps as tokens, however many clients."""
+    """The prefill is outside the time: as many steps as tokens, however many clients (five prompts are more tokens than
+    a step has by default)."""
     calls = []
     real = decode.Engine.step
     monkeypatch.setattr(decode.Engine, "step", lambda self: calls.append(1) or real(self))
     monkeypatch.setattr(decode, "read_bandwidth", lambda: 1e10)
-    bench_decode("tiny", [3], tokens=5, rounds=1, note=lambda line: None)
+    bench_decode("tiny", [5], tokens=5, rounds=1, note=lambda line: None)
     assert len(calls) == 3 * (1 + 5), "a warm-up, a round and one with operators timed, each a prefill and five more"
 
 

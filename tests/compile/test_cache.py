@@ -208,15 +208,23 @@ def test_the_commands_list_and_clear(tmp_path, monkeypatch, capsys):
     from lockstep.cli.app import run
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled(tmp_path / "lockstep" / "programs", [])
-    (tmp_path / "lockstep" / "ext" / "avx2-0123").mkdir(parents=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        compiled(tmp_path / "lockstep" / "programs", [], dtype)
+    for number in range(3):
+        (tmp_path / "lockstep" / "ext" / f"avx2-{number}").mkdir(parents=True)
+    (tmp_path / "lockstep" / "ext" / "build-half").mkdir()
     assert run(["cache", "ls"]) == 0
     listed = capsys.readouterr().out
-    assert "block" in listed
-    assert "avx2-0123" in listed
+    assert re.search(r"^  avx2 +3 entries ", listed, re.MULTILINE)
+    assert re.search(r"^  block +2 entries ", listed, re.MULTILINE)
+    assert listed.count("\n") == 6, "four kinds of things, and a line for each kind of entry"
+    assert run(["cache", "ls", "--each"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"avx2-{number}" in listed for number in range(3))
+    assert all(path.stem in listed for path, *_ in entries(tmp_path / "lockstep" / "programs"))
     assert run(["cache", "clear", "--programs"]) == 0
-    assert "removed 1 entries" in capsys.readouterr().out
+    assert "removed 2 entries" in capsys.readouterr().out
     assert not list(entries(tmp_path / "lockstep" / "programs"))
-    assert (tmp_path / "lockstep" / "ext" / "avx2-0123").exists()
+    assert (tmp_path / "lockstep" / "ext" / "avx2-0").exists()
     assert run(["cache", "clear"]) == 0
     assert not (tmp_path / "lockstep" / "ext").exists()

@@ -24,6 +24,7 @@ from lockstep.parallel.weight_store import WeightStore
 from lockstep.train import Trainer, compiled, mesh_level, speed
 from lockstep.train.engine import OneProcess
 from lockstep.train.level_report import level_reports
+from lockstep.train.mesh_engine import OnMesh
 
 Tiny = Callable[..., Config]
 MODEL = {"num_layers": 4, "num_kv_heads": 2}
@@ -205,6 +206,43 @@ def test_weights_of_the_next_layer_are_gathered_while_one_computes(
     assert order == ["embed", *layers, "head", *layers[::-1]]
     for one, after in [*itertools.pairwise(order[:6]), *itertools.pairwise(order[6:])]:
         assert events.index(("gather", after)) < len(events) - 1 - events[::-1].index(("compute", one)), (one, after)
+
+
+FROZEN = {
+    "the tied embedding, of two stages": ({"pp": 2, "schedule": "zb-v"}, ["embed.weight", "layers.3.mlp.up.weight"]),
+    "norm and a layer, weights sharded": ({"dp": 2, "fsdp": 3}, ["norm.weight", "layers.0.attn.q.weight"]),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_parameters_may_be_frozen_in_the_middle(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    parallel, names = FROZEN[name]
+
+    def freezing(engine: type) -> Any:
+        plain = engine.gradient
+
+        def gradient(self: Any, batches: Any, *rest: Any) -> Any:
+            if self.step_number == 1:
+                for one in names:
+                    if one in self.parameters:
+                        self.parameters[one].requires_grad_(False)
+            self.step_number += 1
+            return plain(self, batches, *rest)
+
+        monkeypatch.setattr(engine, "step_number", 0, raising=False)
+        monkeypatch.setattr(engine, "gradient", gradient)
+
+    freezing(OneProcess)
+    freezing(OnMesh)
+    train = {"micro_batches": 4, "dtype": "bfloat16"}
+    config, notes = functools.partial(tiny, model=MODEL, train={**TRAIN, **train}), list[str]()
+    expected = trained(config(tmp_path / "alone"), {}, "O0", [])
+    for level in ("O0", *LEVELS):
+        same(trained(config(tmp_path / level), parallel, level, notes), expected)
+    assert not [note for note in notes if "O0" in note]
+    assert len([note for note in notes if "changed after it was compiled" in note]) == 2
 
 
 def test_where_one_rank_cannot_be_compiled_all_run_operator_by_operator(

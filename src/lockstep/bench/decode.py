@@ -15,6 +15,7 @@ from lockstep.bench.machine import describe
 from lockstep.bench.report import Report
 from lockstep.bench.shapes import shape
 from lockstep.bench.turns import Spread, take_turns
+from lockstep.config.serve import BATCH_TOKENS
 from lockstep.model import Model
 from lockstep.model.init import random_decoder
 from lockstep.ops import operators
@@ -35,7 +36,10 @@ def bench_decode(
     """
     machine = describe()
     decoder = random_decoder(shape(model), 0).to(torch.bfloat16).requires_grad_(False)
-    engine = Engine(Model(decoder, None, operators("bitwise"), torch.bfloat16), prefix_cache=False)
+    # All prompts in one step, so that all clients decode from the same step on.
+    rows = max(BATCH_TOKENS, _PROMPT * max(clients))
+    given = Model(decoder, None, operators("bitwise"), torch.bfloat16)
+    engine = Engine(given, prefix_cache=False, max_batch_tokens=rows, max_running=max(clients))
     sides = {str(count): _side(engine, count, tokens) for count in clients}
     turns = {_BANDWIDTH: read_bandwidth, **sides}
     steps = take_turns(turns, rounds, progress=lambda i, found: note(f"round {i + 1} of {rounds}"))

@@ -8,6 +8,7 @@ makes a compiled graph give the bits of the eager one.
 from __future__ import annotations
 
 import importlib
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,23 +102,43 @@ def capture(
 
     loose = tuple(i for i, one in enumerate(given) if ANY in one.shape)
     wanted = [i for i, one in enumerate(given) if one.differentiated]
+    outputs, tangents = 0, tuple[int, ...]()
+
+    def joint(*tensors: Tensor) -> tuple[Tensor | None, ...]:
+        nonlocal outputs, tangents
+        results = function(*tensors)
+        outputs = len(results)
+        if not wanted:
+            return results
+        tangents = tuple(i for i, out in enumerate(results) if out.requires_grad)
+        ends = [results[i] for i in tangents]
+        gradients = [torch.ones_like(results[i]) if whole else _coming_in(results[i], i) for i in tangents]
+        starts = [tensors[i] for i in wanted]
+        return (*results, *torch.autograd.grad(ends, starts, gradients, allow_unused=True))
+
     with TRACING, FakeTensorMode(), torch.set_grad_enabled(bool(wanted)):
-        inputs = [one.fake(units, share) for one in given]
-        outputs = function(*inputs)
-        tangents = tuple(i for i, out in enumerate(outputs) if out.requires_grad)
-        incoming = [] if whole else [torch.empty_like(outputs[i], requires_grad=False) for i in tangents]
-
-        def joint(*tensors: Tensor) -> tuple[Tensor | None, ...]:
-            results = function(*tensors[: len(given)])
-            if not wanted:
-                return results
-            ends = [results[i] for i in tangents]
-            gradients = [torch.ones_like(end) for end in ends] if whole else tensors[len(given) :]
-            starts = [tensors[i] for i in wanted]
-            return (*results, *torch.autograd.grad(ends, starts, gradients, allow_unused=True))
-
-        module = make_fx(joint)(*inputs, *incoming)
-    names = [one.name for one in given] + [f"gradient of result {i}" for i in ([] if whole else tangents)]
+        module = make_fx(joint)(*(one.fake(units, share) for one in given))
+    tangents = () if whole else tangents
+    _inputs_first(module.graph)
+    names = [one.name for one in given] + [f"gradient of result {i}" for i in tangents]
     for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
         node.meta["given"] = name
-    return Joint(module, len(outputs), () if whole else tangents, loose)
+    return Joint(module, outputs, tangents, loose)
+
+
+def _coming_in(result: Tensor, number: int) -> Tensor:
+    """The gradient of a result, as one more input of the graph that is being traced: only now is it known what it is
+    like, and to run the function before only to learn that takes a seventh of all compiling."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
+
+    with disable_proxy_modes_tracing() as mode:
+        gradient = torch.empty_like(result, requires_grad=False)
+        proxy = mode.tracer.create_proxy("placeholder", f"gradient_{number}", (), {})
+        return track_tensor_tree(gradient, proxy, constant=None, tracer=mode.tracer)
+
+
+def _inputs_first(graph: fx.Graph) -> None:
+    """Inputs that were met on the way go to the others, in their order."""
+    for one, after in itertools.pairwise(graph.find_nodes(op="placeholder")):
+        if one.next is not after:
+            one.append(after)

@@ -14,7 +14,7 @@ are given away before the next layer's are made, and its weights are gathered on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 
 import torch
@@ -48,7 +48,6 @@ class GroupPrograms:
         ops: Operators,
         dtype: torch.dtype,
         z_loss: float,
-        trained: Collection[str],
         compiler: Compiler,
         placer: Placer,
         groups: Mapping[str, Group],
@@ -57,12 +56,12 @@ class GroupPrograms:
         store: WeightStore | None = None,
         queue: WeightQueue | None = None,
     ) -> None:
-        """Compiles at once; CannotCompile where that is not possible. trained: the parameters that have a gradient.
-        placer: for so many rows, shared by the groups. groups: the ranks that the operators add over, by axis. pool:
-        shared by those who are not in flight for the same micro-batch. layerwise: a program for each layer. store:
-        where weights are sharded. queue: takes the gradients of experts that ranks share out."""
+        """Compiles at once; CannotCompile where that is not possible. placer: for so many rows, shared by the groups.
+        groups: the ranks that the operators add over, by axis. pool: shared by those who are not in flight for the same
+        micro-batch. layerwise: a program for each layer. store: where weights are sharded. queue: takes the gradients
+        of experts that ranks share out."""
         refuse_watched(decoder)
-        self.span, self.decoder, self.trained, self.groups = span, decoder, set(trained), groups
+        self.span, self.decoder, self.groups = span, decoder, groups
         self.placer, self.share, self.store = placer, ops.share, store
         self.layerwise, self.queue = layerwise or store is not None or "ep" in groups, queue
         self._batch = Packed.of([2, 3])

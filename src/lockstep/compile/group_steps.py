@@ -166,7 +166,8 @@ class Forward(StepProgram):
         head = "embed.weight" if self.made.decoder.output is None else "output.weight"
         given = [self.at(self.memory.streams[-1]), *(self.named(name) for name in ("targets", "token_weights"))]
         slope = [self.at(self.memory.slopes[-1])] if self.made.wanted else []
-        names = [name for name in ("norm.weight", head) if name in self.made.trained]
+        # A parameter that trains may have been frozen since.
+        names = [name for name in ("norm.weight", head) if self.parameters[name].requires_grad]
         results: list[int | str] = [self.named("objective"), self.named("logprobs"), *slope, *names]
         self.append(loss.forward, [*given, self.leaf("norm.weight"), self.leaf(head)], results)
 

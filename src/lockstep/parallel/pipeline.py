@@ -205,7 +205,7 @@ class _Run:
         if dx is not None:
             self.mail.send(Letter("dx", m, group), dx)
         if group == 0 and line.shared and TIED not in line.owns:
-            self.mail.send(Letter("tied", m, 0), found.pop(TIED)[self._tokens(m)])
+            self.mail.send(Letter("tied", m, 0), self._rows(m, found.pop(TIED, None)))
         self.early[group, m] = found
 
     def _weights(self, group: int, m: int) -> None:
@@ -233,6 +233,11 @@ class _Run:
     def _tied_arrivals(self) -> None:
         for letter in self.mail.arrived("tied"):
             self._tied(letter.micro_batch, self._dense(letter.micro_batch, self.mail.take(letter)))
+
+    def _rows(self, m: int, gradient: Tensor | None) -> Tensor:
+        """The rows of an embedding's gradient that a micro-batch touched; zeros where it was frozen meanwhile."""
+        weight = self.line.parameters[TIED]
+        return torch.zeros(len(self._tokens(m)), *weight.shape[1:]) if gradient is None else gradient[self._tokens(m)]
 
     def _dense(self, m: int, rows: Tensor) -> Tensor:
         whole = torch.zeros_like(self.line.parameters[TIED])

@@ -17,8 +17,8 @@ def dry_run_text(found: DryRun, planned: float | None = None) -> str:
     """What `lockstep dryrun` prints. planned: bytes of the rank's process by the closed form of plans."""
     where = f"rank {found.rank} of {found.mesh.describe()}: " if found.mesh.size > 1 else ""
     lines = [
-        f"{where}{found.parameters / 1e9:.4g} B parameters; a step of {found.micro_batches} micro-batches "
-        f"of {found.tokens:,} tokens: {found.flops / 1e12:.4g} TFLOP",
+        f"{where}{amount(found.parameters, 'kMBT').strip()} parameters; a step of {found.micro_batches} micro-batches "
+        f"of {found.tokens:,} tokens: {amount(found.flops)}FLOP",
         f"before the step  weights {size(found.weights)}, optimizer {size(found.optimizer)}",
         f"peak             {size(found.peak.bytes)}, in the {found.peak.where} ({found.peak.operator})",
         f"                 {shares(found.peak.kinds)}",
@@ -27,7 +27,7 @@ def dry_run_text(found: DryRun, planned: float | None = None) -> str:
         *([] if planned is None else [f"as planned       {size(planned)} for this rank's process"]),
         *_sent(found),
         "",
-        f"{'operator':34s} {'calls':>9s} {'GFLOP':>12s} {'GB':>10s}",
+        f"{'operator':34s} {'calls':>9s} {'FLOP':>12s} {'bytes':>12s}",
     ]
     return "\n".join(lines + _operators(found.operators))
 
@@ -46,7 +46,7 @@ def _operators(costs: Mapping[str, OperatorCost]) -> list[str]:
     if rest:
         other = OperatorCost(sum(c.calls for c in rest), sum(c.flops for c in rest), sum(c.bytes for c in rest))
         shown.append((f"{len(rest)} others", other))
-    return [f"{name:34s} {c.calls:9,d} {c.flops / 1e9:12,.3f} {c.bytes / 1e9:10,.3f}" for name, c in shown]
+    return [f"{name:34s} {c.calls:9,d} {amount(c.flops):>12s} {size(c.bytes):>12s}" for name, c in shown]
 
 
 def shares(kinds: Mapping[str, int]) -> str:
@@ -60,6 +60,12 @@ def size(count: float) -> str:
         if count >= worth:
             return f"{count / worth:.4g} {unit}"
     return f"{count / 1e3:.4g} kB"
+
+
+def amount(count: float, letters: str = "kMGTP") -> str:
+    """A number as a person reads it, up to its unit: 1.236 G, 450. letters: of thousands, millions and so on."""
+    power = max((i for i in range(len(letters) + 1) if count >= 1000**i), default=0)
+    return f"{count / 1000**power:.4g} {letters[power - 1] if power else ''}"
 
 
 def dry_run_json(found: DryRun, levels: Sequence[object] = ()) -> str:

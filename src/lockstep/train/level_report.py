@@ -131,8 +131,7 @@ def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder:
             Span(layers, group == 0, group == last, again & set(layers), part.table.split_backward)
             for group, layers in ((group, part.stages.layers[group]) for group in part.groups)
         ]
-    trained = [name for name, p in decoder.named_parameters() if p.requires_grad]
-    made = (decoder, ops, dtype, config.train.z_loss, trained, compiler, placer, axes)
+    made = (decoder, ops, dtype, config.train.z_loss, compiler, placer, axes)
     return [GroupPrograms(span, *made) for span in spans]
 
 

@@ -158,8 +158,7 @@ class LevelOnMesh:
         for group in part.groups:
             layers, last = part.stages.layers[group], part.stages.groups - 1
             span = Span(layers, group == 0, group == last, self.again & set(layers), part.table.split_backward)
-            trained = line.of_group[group]
-            how = (model.decoder, ops, model.dtype, self.config.train.z_loss, trained, compiler, placer, axes)
+            how = (model.decoder, ops, model.dtype, self.config.train.z_loss, compiler, placer, axes)
             found[group] = GroupPrograms(span, *how, pools[group], line.layerwise, part.store, line.queue)
         return found
 

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from lockstep.cli.imports import heavy_imports
 
 
-def ls() -> None:
+@dataclass(frozen=True)
+class Entry:
+    """One thing that is kept. of: what it is for. written: seconds since 1970."""
+
+    name: str
+    of: str
+    size: int
+    written: float
+
+
+def ls(
+    each: Annotated[bool, typer.Option("--each", help="A line for every entry, not for every kind.")] = False,
+) -> None:
     """List built kernels, compiled programs and packed weights, with their sizes."""
     with heavy_imports():
         from lockstep.compile.cache import entries, programs_dir
@@ -17,18 +33,45 @@ def ls() -> None:
         from lockstep.ops import build
 
     kernels = build.cache_dir()
-    found = [(path.name, size_of(path)) for path in sorted(kernels.glob("*")) if path.suffix != ".lock"]
-    typer.echo(f"kernels   {kernels}  {amount(sum(size for _, size in found))}")
-    for name, size in found:
-        typer.echo(f"  {name:40s} {amount(size):>10s}")
-    programs = list(entries(programs_dir()))
-    typer.echo(f"programs  {programs_dir()}  {amount(sum(size for *_, size in programs))}")
-    for path, stage, size in programs:
-        typer.echo(f"  {path.stem:40s} {amount(size):>10s}  {stage}")
-    weights = list(packed.entries(packed.packed_dir()))
-    typer.echo(f"weights   {packed.packed_dir()}  {amount(sum(size for *_, size in weights))}")
-    for path, model, size in weights:
-        typer.echo(f"  {path.stem:40s} {amount(size):>10s}  {model}")
+    objects, weights = kernels.parent / "objects", packed.packed_dir()
+    for title, directory, found in (
+        ("kernels", kernels, _built(kernels)),
+        ("objects", objects, _built(objects)),
+        ("programs", programs_dir(), [_entry(*one) for one in entries(programs_dir())]),
+        ("weights", weights, [_entry(*one) for one in packed.entries(weights)]),
+    ):
+        typer.echo(f"{title:9s} {directory}  {amount(sum(one.size for one in found))}")
+        for line in _each(found) if each else _kinds(found):
+            typer.echo(f"  {line}")
+
+
+def _kinds(found: Sequence[Entry]) -> list[str]:
+    """A line for all entries that are for the same thing."""
+    lines = []
+    for kind in sorted({one.of for one in found}):
+        some = [one for one in found if one.of == kind]
+        count, size = f"{len(some)} {'entry' if len(some) == 1 else 'entries'}", amount(sum(one.size for one in some))
+        lines.append(f"{kind:24s} {count:>12s} {size:>10s}  newest {_moment(max(one.written for one in some))}")
+    return lines
+
+
+def _each(found: Sequence[Entry]) -> list[str]:
+    ordered = sorted(found, key=lambda one: (one.of, one.written))
+    return [f"{one.of:24s} {one.name:40s} {amount(one.size):>10s}  {_moment(one.written)}" for one in ordered]
+
+
+def _built(directory: Path) -> list[Entry]:
+    """Kernels or objects of them, by instruction set: the first word of their names. A build that goes on is none."""
+    paths = [path for path in directory.glob("*-*") if path.suffix != ".lock" and not path.name.startswith("build-")]
+    return [_entry(path, path.name.partition("-")[0], size_of(path)) for path in paths]
+
+
+def _entry(path: Path, of: str, size: int) -> Entry:
+    return Entry(path.stem, of, size, path.stat().st_mtime if path.exists() else 0.0)
+
+
+def _moment(written: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
 
 
 def size_of(path: Path) -> int:
