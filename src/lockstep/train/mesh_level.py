@@ -77,18 +77,23 @@ class LevelOnMesh:
         self._update: CompiledUpdate | None = None
 
     def prepare(self) -> None:
-        """Compile before the first step, and when the model was changed. All ranks call it; where one cannot be
-        compiled, all run at O0: what ranks send each other depends on the level."""
-        if not self._asked or self._unchanged:
+        """Compile before the first step, and when the model was changed, on whichever rank. All ranks call it; where
+        one cannot be compiled, all run at O0: what ranks send each other depends on the level."""
+        if not self._asked:
             return
         if self._unchanged is not None:
+            if not self._where(not self._unchanged):
+                return
             self.note("the model was changed after it was compiled: compiling again")
         reason = self._compile()
-        failed = [rank for rank, flag in enumerate(self.mesh.world.gather(torch.tensor([float(bool(reason))]))) if flag]
-        if failed:
+        if failed := self._where(bool(reason)):
             self._asked, self._groups, self._update, self.pipeline.call = False, [], None, self._plain
             reason = reason or f"rank {failed[0]} could not be compiled"
             self.note(not_possible(self.config.compile.of_model, reason))
+
+    def _where(self, here: bool) -> list[int]:
+        """The ranks on which something is so."""
+        return [rank for rank, flag in enumerate(self.mesh.world.gather(torch.tensor([float(here)]))) if flag]
 
     def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Callable[[Put], Work] | None:
         """Makes what computes the groups for these micro-batches; None: operators one by one, or block by block (O1).
