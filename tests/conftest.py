@@ -22,6 +22,17 @@ settings.register_profile("lockstep", deadline=None, derandomize=True, database=
 settings.load_profile("lockstep")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pairs", action="store_true", help="take this machine for one of class cpu-avx512-bf16")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--pairs"):
+        from tests.ops.pairs import take_over
+
+        take_over()
+
+
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     """A compile cache that is empty when the tests begin, for those which compile the same blocks in all workers."""

@@ -65,20 +65,26 @@ def test_a_meter_measures_anew_with_what_is_the_fastest(monkeypatch):
 def test_the_device_class_follows_the_processors_flags():
     flags = Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split()
     expected = "cpu-fma" if {"avx2", "fma"} <= {*flags} else "cpu-generic"
-    assert device_class() == expected
+    assert device_class() == ("cpu-avx512-bf16" if "avx512_bf16" in flags else expected)
     assert ("avx2" in instruction_sets()) == ("avx2" in flags)
 
 
+AVX512 = {"avx2", "fma3", "avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"}
+
+
 @pytest.mark.parametrize(
-    ("sets", "name"),
+    ("sets", "capability", "name", "isa"),
     [
-        ({"avx2", "fma3", "avx512_f", "avx512_bf16"}, "cpu-fma"),
-        ({"avx2", "fma3", "avx512_f"}, "cpu-fma"),
-        ({"avx2", "fma3"}, "cpu-fma"),
-        ({"avx2"}, "cpu-generic"),
-        (set(), "cpu-generic"),
+        (AVX512 | {"avx512_bf16"}, "AVX512", "cpu-avx512-bf16", "avx512-bf16"),
+        (AVX512 | {"avx512_bf16"}, "AVX2", "cpu-fma", "avx2"),  # ATEN_CPU_CAPABILITY=avx2
+        ({"avx2", "fma3", "avx512_f", "avx512_bf16"}, "AVX512", "cpu-fma", "avx512"),
+        (AVX512, "AVX512", "cpu-fma", "avx512"),
+        ({"avx2", "fma3"}, "AVX2", "cpu-fma", "avx2"),
+        ({"avx2"}, "DEFAULT", "cpu-generic", "plain"),
+        (set(), "DEFAULT", "cpu-generic", "plain"),
     ],
 )
-def test_the_device_class_of_other_machines(monkeypatch, sets, name):
+def test_the_device_class_of_other_machines_and_its_kernels(monkeypatch, sets, capability, name, isa):
     monkeypatch.setattr("lockstep.ops.device_class.instruction_sets", lambda: frozenset(sets))
-    assert device_class() == name
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert (device_class(), build.best_isa()) == (name, isa)

@@ -73,12 +73,12 @@ def findings() -> Iterator[Finding]:
 def _processor() -> Iterator[Finding]:
     import torch
 
-    from lockstep.ops.device_class import device_class, instruction_sets, processor
+    from lockstep.ops.device_class import BF16_CLASS, device_class, instruction_sets, processor
 
-    sets = instruction_sets()
-    there = "bf16 dot products are there but not used yet" if "avx512_bf16" in sets else "no bf16 dot products"
-    slow = f"{there}: bfloat16 saves memory but runs at float32 speed"
-    yield Finding("machine", "device class", device_class(), slow)
+    sets, name = instruction_sets(), device_class()
+    there = "bf16 dot products are not used" if "avx512_bf16" in sets else "no bf16 dot products"
+    slow = None if name == BF16_CLASS else f"{there}: bfloat16 saves memory but runs at float32 speed"
+    yield Finding("machine", "device class", name, slow)
     vectors = None if sets else "no vector instructions that the kernels know: they run as plain C++, many times slower"
     yield Finding("machine", "instruction sets", " ".join(sorted(sets)) or "none", vectors)
     usable = usable_cores()

@@ -26,14 +26,29 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import LockstepError
+from lockstep.ops.device_class import BF16_CLASS, device_class
 
 CSRC = Path(__file__).parent / "csrc"
 _COMMON = ["-std=c++20", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"]
+_AVX2 = ["-mavx2", "-mfma"]
+_PAIRS = ["-DLOCKSTEP_BF16_PAIRS"]
+"""Products of bfloat16 by pairs: the device class cpu-avx512-bf16 (`csrc/steps.h`)."""
+_SIMDE = ["-DLOCKSTEP_EMULATE_AVX512", "-Wno-psabi", "-fno-tree-sra"]
+"""The AVX-512 code over AVX2, by SIMDe (Debian: apt install libsimde-dev). GCC 12 fails within that pass of it."""
 _ISA = {
-    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"],
-    "avx2": ["-mavx2", "-mfma"],
+    "avx512-bf16": [*_AVX512, "-mavx512bf16", *_PAIRS],
+    "avx512": _AVX512,
+    "avx2": _AVX2,
     "plain": [],
 }
+EMULATED = {
+    "avx512-bf16-on-avx2": [*_AVX2, *_SIMDE, *_PAIRS],
+    "avx512-on-avx2": [*_AVX2, *_SIMDE],
+    "avx2-pairs": [*_AVX2, *_PAIRS],
+    "plain-pairs": _PAIRS,
+}
+"""What runs code, or gives bits, of processors that this one is not: for tests, many times slower."""
 _FAST = (
     "use plain PyTorch with --numerics fast (in training: --set train.numerics=fast), which does not keep the bit "
     "contract."
@@ -52,8 +67,8 @@ class Compiler:
 def load(isa: str | None = None) -> str:
     """Load the extension into `torch.ops.lockstep`, building it if need be; returns the instruction set used.
 
-    isa: "avx512", "avx2" or "plain"; None takes the best this machine has. Raises LockstepError when there is no
-    compiler or the build fails. Only one instruction set can be loaded in a process.
+    isa: "avx512-bf16", "avx512", "avx2", "plain" or one of `EMULATED`; None takes the best this machine has. Raises
+    LockstepError when there is no compiler or the build fails. Only one can be loaded in a process.
     """
     isa = isa or best_isa()
     torch.ops.load_library(str(library(isa)))
@@ -88,7 +103,9 @@ def is_built(isa: str) -> bool:
 
 
 def best_isa() -> str:
-    """The best instruction set this processor and PyTorch agree on."""
+    """The best instruction set this processor and PyTorch agree on, within the machine's device class."""
+    if device_class() == BF16_CLASS:
+        return "avx512-bf16"
     capability = torch.backends.cpu.get_cpu_capability()
     return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "plain")
 
@@ -127,11 +144,22 @@ def _sources() -> list[Path]:
 def _key(compiler: Compiler, isa: str, source: Path | None = None) -> str:
     """The key of the extension, or of one source's object: that source and the headers it includes."""
     digest = hashlib.sha256()
-    for part in [compiler.path, compiler.version, torch.__version__, sys.version, *_COMMON, *_ISA[isa]]:
+    files = sorted(CSRC.iterdir() if source is None else _with_headers(source))
+    known = [(file.name, file.read_bytes()) for file in files]
+    flags = _flags(isa, b"".join(text for _, text in known))
+    for part in [compiler.path, compiler.version, torch.__version__, sys.version, *_COMMON, *flags]:
         digest.update(part.encode() + b"\0")
-    for file in sorted(CSRC.iterdir() if source is None else _with_headers(source)):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for name, text in known:
+        digest.update(name.encode() + b"\0" + text)
     return digest.hexdigest()[:16]
+
+
+def _flags(isa: str, text: bytes) -> list[str]:
+    """What the compiler is told for a source and its headers: of a build's flags those that the text can depend on, so
+    that builds share the other objects."""
+    flags = _ISA[isa] if isa in _ISA else EMULATED[isa]
+    vectors = b"__AVX2__" in text
+    return [flag for flag in flags if (flag[2:].encode() in text if flag.startswith("-D") else vectors)]
 
 
 def _with_headers(source: Path) -> set[Path]:
@@ -162,7 +190,7 @@ def _compile(compiler: Compiler, isa: str, work: Path) -> None:
 
     kept = cache_dir().parent / "objects"
     kept.mkdir(exist_ok=True)
-    objects = {source: kept / f"{isa}-{source.stem}-{_key(compiler, isa, source)}.o" for source in _sources()}
+    objects = {source: kept / f"{source.stem}-{_key(compiler, isa, source)}.o" for source in _sources()}
     missing = [(source, target) for source, target in objects.items() if not target.exists()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda pair: _compile_one(compiler, isa, work, *pair), missing))
@@ -177,7 +205,8 @@ def _compile_one(compiler: Compiler, isa: str, work: Path, source: Path, target:
     includes = [f"-isystem{path}" for path in include_paths()]
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     own = work / target.name
-    _run([compiler.path, *_COMMON, *_ISA[isa], abi, *includes, "-fPIC", "-c", str(source), "-o", str(own)])
+    flags = _flags(isa, b"".join(file.read_bytes() for file in _with_headers(source)))
+    _run([compiler.path, *_COMMON, *flags, abi, *includes, "-fPIC", "-c", str(source), "-o", str(own)])
     os.rename(own, target)
 
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "vec16.h"
 
 namespace lockstep {
 

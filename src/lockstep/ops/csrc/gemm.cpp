@@ -5,6 +5,9 @@
 // then the sum is rounded once to the output type. bfloat16 operands are widened exactly. Blocking in m, n and k,
 // the number of rows and of threads change only where partial sums rest (registers or a float32 buffer), never
 // the chain; so any row gives the same bits in any batch.
+//
+// In the device class cpu-avx512-bf16 a chain of bfloat16 operands goes by pairs of neighbouring k, (0, 1), (2, 3), ...,
+// the last with a zero where k is odd, and a step of it is the `fma` of pairs16.h.
 #include <algorithm>
 
 #include "product.h"
@@ -18,11 +21,11 @@ void pack_columns(const S* source, int64_t n, int64_t k, T* out) {
   for (int64_t p = 0; p < panels(n); p++) {
     alignas(64) float block[256] = {}, turned[256];  // rows behind the last column of the product stay zero
     const int64_t width = std::min(PANEL, n - p * PANEL);
-    for (int64_t c = 0; c < k; c += 16) {
-      for (int64_t j = 0; j < width; j++) load_part(source + (p * PANEL + j) * k + c, k - c).store(block + 16 * j);
+    for (int64_t c = 0; c < k; c += 16 * STEP<T>) {
+      for (int64_t j = 0; j < width; j++) words_along<T>(source + (p * PANEL + j) * k + c, k - c).store(block + 16 * j);
       transpose16(block, turned);
-      for (int64_t i = c; i < std::min(c + 16, k); i++)
-        F16::load(turned + 16 * (i - c)).store(out + (p * k + i) * PANEL);
+      for (int64_t i = c, step = 0; step < 16 && i < k; i += STEP<T>, step++)
+        store_step(F16::load(turned + 16 * step), k - i, out + (p * k + i) * PANEL);
     }
   }
 }
@@ -33,8 +36,9 @@ void pack_rows(const S* source, int64_t k, int64_t n, T* out) {
 #pragma omp parallel for schedule(static) if (n * k > GRAIN)
   for (int64_t first = 0; first < k; first += ROWS)
     for (int64_t p = 0; p < panels(n); p++)
-      for (int64_t i = first; i < std::min(first + ROWS, k); i++)
-        load_part(source + i * n + p * PANEL, n - p * PANEL).store(out + (p * k + i) * PANEL);
+      for (int64_t i = first; i < std::min(first + ROWS, k); i += STEP<T>)
+        store_step(words_across<T>(source + i * n + p * PANEL, n, k - i, n - p * PANEL), k - i,
+                   out + (p * k + i) * PANEL);
 }
 
 template <typename T, typename O>

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "vec16.h"
+#include "bf16.h"
 
 namespace lockstep {
 
@@ -15,7 +15,8 @@ constexpr int64_t GRAIN = 1 << 15;
 constexpr int64_t PANEL = 16;
 inline int64_t panels(int64_t n) { return (n + PANEL - 1) / PANEL; }
 
-// Lay a matrix out for a product: out[panel][k][16], zero where the last panel has no column.
+// Lay a matrix out for a product: out[panel][k][16], zero where the last panel has no column; bfloat16 by pairs,
+// out[panel][k / 2][16][2], where it is multiplied so (steps.h).
 // pack_columns: source [n, k] (a weight), contraction along its columns. pack_rows: source [k, n].
 template <typename S, typename T>
 void pack_columns(const S* source, int64_t n, int64_t k, T* out);
@@ -168,7 +169,9 @@ template <typename T, typename O>
 void scaled(const T* x, float scale, O* y, int64_t count);
 
 // --- the head and its loss in one (cross_entropy.cpp) ---
-constexpr int64_t LOGITS_HELD = 1 << 23;  // at a time; rows are independent, so this changes no bit
+// Logits at a time, in an even number of rows: rows are independent, and chains over them go by pairs at most (steps.h),
+// so this changes no bit.
+constexpr int64_t LOGITS_HELD = 1 << 23;
 // Null where not asked for: entropies, d_hidden, d_weight.
 template <typename T>
 struct LinearCrossEntropy {

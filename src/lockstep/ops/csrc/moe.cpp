@@ -12,6 +12,7 @@
 
 #include "kernels.h"
 #include "moe.h"
+#include "vec16.h"
 
 namespace lockstep {
 

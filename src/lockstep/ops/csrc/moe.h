@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "vec16.h"
+#include "bf16.h"
 
 namespace lockstep {
 

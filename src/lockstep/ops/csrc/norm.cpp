@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "vec16.h"
 
 namespace lockstep {
 

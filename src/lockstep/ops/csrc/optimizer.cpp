@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "vec16.h"
 
 namespace lockstep {
 

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "kernels.h"
+#include "steps.h"
 #include "tile.h"
 #include "transpose.h"
 
@@ -16,40 +17,47 @@ namespace lockstep {
 
 constexpr int64_t TASK_ROWS = 96;      // rows of a task (a multiple of every tile height)
 constexpr int64_t TASK_COLUMNS = 256;  // columns of a task, of all sides
-constexpr int64_t HELD = 1 << 16;      // floats of a left-hand side at most that a thread keeps for all its tasks
-// k of a block at most: a panel and a tile's rows of it stay in the first-level cache;
-// TASK_ROWS x DEPTH floats in the second-level one.
+constexpr int64_t HELD = 1 << 16;      // words of a left-hand side at most that a thread keeps for all its tasks
+// k of a block at most: the panels of a tile and a tile's rows of it stay in the first-level cache; TASK_ROWS x DEPTH
+// words in the second-level one.
+#if defined(LOCKSTEP_AVX512)
+template <typename T>
+constexpr int64_t DEPTH = sizeof(T) == 2 ? 192 : 96;
+#else
 template <typename T>
 constexpr int64_t DEPTH = sizeof(T) == 2 ? 320 : 192;
+#endif
 
-// A block of the left-hand side as float32, in tiles: of each tile [depth][height], so that the micro-kernel reads one
-// stream of memory. The tile whose first row is i begins at i * left_stride(depth).
+// A block of the left-hand side as words, in tiles: of each tile [steps][height], so that the micro-kernel reads one
+// stream of memory. The tile whose first row is i begins at i * left_stride(steps).
 //
-// Eight floats are stored where a step of k has `height`, each over the end of the one before: so a gap behind each tile.
+// Eight words are stored where a step of k has `height`, each over the end of the one before: so a gap behind each tile.
 constexpr int64_t SPILL = 8;
-inline int64_t left_stride(int64_t depth) { return depth + SPILL; }
+inline int64_t left_stride(int64_t steps) { return steps + SPILL; }
 
-// The first `height` of eight floats, and something behind them.
+// The first `height` of eight words, and something behind them.
 inline void store_over(const float* from, float* to) { std::memcpy(to, from, SPILL * sizeof(float)); }
 
 // From rows of contiguous k: sixteen steps of k of a tile at a time, turned.
 template <typename T>
 void copy_rows(const T* a, int64_t row_stride, int64_t rows, int64_t depth, float* tiles) {
+  const int64_t count = steps<T>(depth);
   alignas(64) float square[SPILL * 16] = {}, turned[256];
   for (int64_t i = 0, height; i < rows; i += height) {
     height = tile_height(rows - i);
-    float* tile = tiles + i * left_stride(depth);
+    float* tile = tiles + i * left_stride(count);
+    auto words = [&](int64_t row, int64_t p) {
+      return words_along<T>(a + row * row_stride + p * STEP<T>, depth - p * STEP<T>);
+    };
     if (height == 1) {
-      for (int64_t p = 0; p < depth; p += 16)
-        store_part(load_part(a + i * row_stride + p, depth - p), tile + p, depth - p);
+      for (int64_t p = 0; p < count; p += 16) store_part(words(i, p), tile + p, count - p);
       continue;
     }
-    for (int64_t p = 0; p < depth; p += 16) {
-      for (int64_t r = 0; r < height; r++)
-        load_part(a + (i + r) * row_stride + p, depth - p).store(square + 16 * r);
+    for (int64_t p = 0; p < count; p += 16) {
+      for (int64_t r = 0; r < height; r++) words(i + r, p).store(square + 16 * r);
       transpose8(square, turned);
       transpose8(square + 8, turned + 128);
-      for (int64_t q = p; q < std::min(p + 16, depth); q++) store_over(turned + 16 * (q - p), tile + q * height);
+      for (int64_t q = p; q < std::min(p + 16, count); q++) store_over(turned + 16 * (q - p), tile + q * height);
     }
   }
 }
@@ -59,17 +67,20 @@ void copy_rows(const T* a, int64_t row_stride, int64_t rows, int64_t depth, floa
 template <typename T>
 void copy_columns(const T* a, int64_t k_stride, int64_t rows, int64_t depth, float* tiles) {
   constexpr int64_t STEPS = 16, WIDTH = TASK_ROWS + SPILL;
+  const int64_t count = steps<T>(depth);
   alignas(64) float wide[STEPS * WIDTH] = {};
-  for (int64_t first = 0; first < depth; first += STEPS) {
-    const int64_t last = std::min(first + STEPS, depth);
+  for (int64_t first = 0; first < count; first += STEPS) {
+    const int64_t last = std::min(first + STEPS, count);
     for (int64_t p = first; p < last; p++)
       for (int64_t i = 0; i < rows; i += 16) {
-        __builtin_prefetch(a + (p + STEPS) * k_stride + i);
-        store_part(load_part(a + p * k_stride + i, rows - i), wide + (p - first) * WIDTH + i, rows - i);
+        const T* from = a + p * STEP<T> * k_stride + i;
+        for (int64_t s = 0; s < STEP<T>; s++) __builtin_prefetch(from + (STEPS * STEP<T> + s) * k_stride);
+        const F16 words = words_across<T>(from, k_stride, depth - p * STEP<T>, rows - i);
+        store_part(words, wide + (p - first) * WIDTH + i, rows - i);
       }
     for (int64_t i = 0, height; i < rows; i += height) {
       height = tile_height(rows - i);
-      float* tile = tiles + i * left_stride(depth);
+      float* tile = tiles + i * left_stride(count);
       for (int64_t p = first; p < last; p++) store_over(wide + (p - first) * WIDTH + i, tile + p * height);
     }
   }
@@ -83,24 +94,39 @@ void copy_left(const T* a, int64_t row_stride, int64_t k_stride, int64_t rows, i
 // Bytes of a panel that are under way while one tile takes all rows: what memory delivers in the time it takes to answer.
 constexpr int64_t UNDER_WAY = 1024;
 
-// c[rows, panels * 16] += a x b; a in tiles, panels of b in rows of sixteen. Panels outermost (each stays in the
-// first-level cache over all rows); the next ones are fetched meanwhile, a part with every tile.
-template <typename T>
-inline void multiply(int64_t depth, int64_t rows, int64_t panels, const float* a, const T* b, int64_t panel_stride,
-                     float* c, int64_t ldc) {
+// c[rows, panels * 16] += a x b over `depth` steps from step `from` of the left-hand side on; a in tiles `stride` apart,
+// panels of b in rows of sixteen. Panels outermost (each stays in the first-level cache over all rows); the next ones
+// are fetched meanwhile, a part with every tile.
+template <typename R>
+inline void multiply(int64_t from, int64_t depth, int64_t rows, int64_t panels, const float* a, int64_t stride,
+                     const R* b, int64_t panel_stride, float* c, int64_t ldc) {
   if (rows <= TILE_ROWS)
-    return some_rows(rows, depth, panels, a, 1, rows, b, PANEL, panel_stride, c, ldc,
-                     Ahead<T>{b + UNDER_WAY / sizeof(T), PANEL});
+    return some_rows(rows, depth, panels, a + from * rows, 1, rows, b, PANEL, panel_stride, c, ldc,
+                     Ahead<R>{b + UNDER_WAY / sizeof(R), PANEL});
   constexpr int P = tile_panels(TILE_ROWS);
   const int64_t step = P * PANEL / tile_count(rows);
   for (int64_t j = 0; j < panels; j += P) {
-    Ahead<T> next{b + (j + P) * panel_stride, step};
+    Ahead<R> next{b + (j + P) * panel_stride, step};
     for (int64_t i = 0, height; i < rows; i += height) {
       height = tile_height(rows - i);
-      some_rows(height, depth, panels - j < P ? panels - j : P, a + i * left_stride(depth), 1, height,
+      some_rows(height, depth, panels - j < P ? panels - j : P, a + i * stride + from * height, 1, height,
                 b + j * panel_stride, PANEL, panel_stride, c + i * ldc + j * 16, ldc, next);
       next = next.after(depth * step);
     }
+  }
+}
+
+// The same for a block of `depth` k, as the operands' type takes them.
+template <typename T>
+inline void multiply_block(int64_t depth, int64_t rows, int64_t panels, const float* a, const T* b,
+                           int64_t panel_stride, float* c, int64_t ldc) {
+  const int64_t stride = left_stride(steps<T>(depth)), pairs = depth / 2;
+  if constexpr (BY_PAIRS<T>) {
+    multiply(0, pairs, rows, panels, a, stride, (const pair*)b, panel_stride / 2, c, ldc);
+    if (depth % 2)
+      multiply(pairs, 1, rows, panels, a, stride, (const single*)(b + 2 * pairs * PANEL), panel_stride, c, ldc);
+  } else {
+    multiply(0, depth, rows, panels, a, stride, b, panel_stride, c, ldc);
   }
 }
 
@@ -123,9 +149,12 @@ inline void from_zero(const ProductTask& t, float* c) { std::fill(c, c + t.rows 
 // How a product is cut into tasks of rows and panels, and blocks of k. No chain depends on it.
 struct Cut {
   int64_t rows, row_tasks, panels, column_tasks, depth, blocks;
+  int64_t block;  // words of a block of a task's left-hand side
   bool held;  // every thread copies the left-hand side once, for all its tasks
 
-  Cut(int64_t m, int64_t all_panels, int64_t k, bool in_rows, int64_t sides, int64_t deepest, int64_t threads) {
+  // deepest, step: k of a block at most, and of a step.
+  Cut(int64_t m, int64_t all_panels, int64_t k, bool in_rows, int64_t sides, int64_t deepest, int64_t step,
+      int64_t threads) {
     rows = std::min(m, TASK_ROWS);
     row_tasks = (m + TASK_ROWS - 1) / TASK_ROWS;
     panels = all_panels;
@@ -139,12 +168,12 @@ struct Cut {
     blocks = in_rows && m <= TILE_ROWS ? 1 : std::max<int64_t>(1, (k + deepest - 1) / deepest);
     depth = (k + blocks - 1) / blocks;
     depth = (depth + 15) / 16 * 16;
-    held = in_rows && row_tasks == 1 && (blocks == 1 || blocks * block() <= HELD);
+    block = rows * left_stride(depth / step);
+    held = in_rows && row_tasks == 1 && (blocks == 1 || blocks * block <= HELD);
   }
   int64_t first_panel(int64_t task) const { return task * panels / column_tasks; }
   int64_t width() const { return (panels + column_tasks - 1) / column_tasks * PANEL; }
-  int64_t block() const { return rows * left_stride(depth); }
-  int64_t left() const { return held ? blocks * block() : block(); }
+  int64_t left() const { return held ? blocks * block : block; }
 };
 
 // a [m, k] times some right-hand sides, as if their columns stood side by side. begin(task, c) fills the starting values
@@ -154,8 +183,8 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const R
              int64_t k, Begin begin, Finish finish) {
   int64_t all = 0;
   for (const auto& part : parts) all += panels(part.n);
-  const Cut cut(m, all, k, k_stride == 1, SIDES, DEPTH<T>, omp_get_max_threads());
-  const int64_t width = cut.width(), side = cut.rows * width, block = cut.block();
+  const Cut cut(m, all, k, k_stride == 1, SIDES, DEPTH<T>, STEP<T>, omp_get_max_threads());
+  const int64_t width = cut.width(), side = cut.rows * width;
 #pragma omp parallel if (SIDES * m * all * PANEL * k > 8 * GRAIN)
   {
     // Not vectors: a product of one row would spend longer on zeroing them than on its sums.
@@ -164,15 +193,15 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const R
       copy_left(a + i0 * row_stride + p0 * k_stride, row_stride, k_stride, rows, std::min(cut.depth, k - p0), to);
     };
     if (cut.held)
-      for (int64_t i = 0; i < cut.blocks; i++) copy(0, m, i * cut.depth, left.get() + i * block);
+      for (int64_t i = 0; i < cut.blocks; i++) copy(0, m, i * cut.depth, left.get() + i * cut.block);
     auto run = [&](const Right<T, SIDES>& right, const ProductTask& t) {
       for (int s = 0; s < SIDES; s++) begin(t, c.get() + s * side);
       for (int64_t i = 0; i < cut.blocks; i++) {
         const int64_t p0 = i * cut.depth, depth = std::min(cut.depth, k - p0);
         if (!cut.held) copy(t.i0, t.rows, p0, left.get());
         for (int s = 0; s < SIDES; s++)
-          multiply(depth, t.rows, panels(t.columns), left.get() + (cut.held ? i * block : 0),
-                   right.sides[s] + (t.j0 / PANEL * k + p0) * PANEL, k * PANEL, c.get() + s * side, width);
+          multiply_block(depth, t.rows, panels(t.columns), left.get() + (cut.held ? i * cut.block : 0),
+                         right.sides[s] + (t.j0 / PANEL * k + p0) * PANEL, k * PANEL, c.get() + s * side, width);
       }
       finish(t, c.get());
     };

@@ -21,7 +21,7 @@ inline float times_power_of_two(float x, int n) {
   return x;
 }
 
-#if defined(__AVX512F__)
+#if defined(LOCKSTEP_AVX512)
 
 inline F16 times_power_of_two(F16 x, int n) {
   const __m512i u = _mm512_castps_si512(x.v), top = _mm512_set1_epi32(0xff);

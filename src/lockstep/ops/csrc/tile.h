@@ -1,7 +1,8 @@
 // The micro-kernel: a few rows times a few panels of sixteen columns, accumulators in registers.
 //
 // c(i, j) = fma(a(i, p), b(p, j), c(i, j)) for p = 0, 1, ..., depth - 1 in this order; that is all it promises
-// and all that the products and attention build on.
+// and all that the products and attention build on. b(p, j) and a(i, p) are numbers, or pairs of them (pairs16.h), of
+// which a word of `a` holds one.
 #pragma once
 
 #include "vec16.h"
@@ -10,8 +11,8 @@ namespace lockstep {
 
 // Widest tile whose accumulators fit the registers: 16 of 8 lanes with AVX2, 32 of 16 lanes with AVX-512.
 constexpr int TILE_ROWS = 6;
-#if defined(__AVX512F__)
-constexpr int tile_panels(int) { return 4; }
+#if defined(LOCKSTEP_AVX512)
+constexpr int tile_panels(int rows) { return rows <= 2 ? 8 : 4; }
 #else
 constexpr int tile_panels(int rows) { return rows <= 2 ? 2 : 1; }
 #endif
@@ -49,20 +50,21 @@ struct Nothing {
 template <int R, int P, bool FRESH, typename T, typename A>
 inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t b_stride,
                  int64_t panel_stride, float* c, int64_t ldc, A ahead) {
+  using Lanes = decltype(load_split(b));
   F16 acc[R][P];
 #pragma GCC unroll 6
   for (int i = 0; i < R; i++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < P; j++) acc[i][j] = FRESH ? F16::zero() : split<T>(F16::load(c + i * ldc + j * 16));
   for (int64_t p = 0; p < depth; p++) {
-    F16 right[P];
-#pragma GCC unroll 4
+    Lanes right[P];
+#pragma GCC unroll 8
     for (int j = 0; j < P; j++) right[j] = load_split(b + j * panel_stride);
     ahead.fetch();
 #pragma GCC unroll 6
     for (int i = 0; i < R; i++) {
-      F16 left = F16::all(a[i * row_stride]);
-#pragma GCC unroll 4
+      const Lanes left = Lanes::all(a[i * row_stride]);
+#pragma GCC unroll 8
       for (int j = 0; j < P; j++) acc[i][j] = fma(left, right[j], acc[i][j]);
     }
     a += k_stride;
@@ -70,7 +72,7 @@ inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_st
   }
 #pragma GCC unroll 6
   for (int i = 0; i < R; i++)
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < P; j++) joined<T>(acc[i][j]).store(c + i * ldc + j * 16);
 }
 

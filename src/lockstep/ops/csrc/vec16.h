@@ -2,43 +2,30 @@
 //
 // Three builds (AVX-512, AVX2 + FMA, plain C++) have the same meaning lane for lane: every operation is one
 // correctly rounded IEEE 754 operation, `fma` rounds once, and `sum` is the tree (i, i + 8), (i, i + 4), (i, i + 2),
-// (i, i + 1). So all builds give the same bits, which the tests check by comparing them.
+// (i, i + 1). So all builds give the same bits, which the tests check by comparing them. `load_words` and `store_words`
+// move sixteen words of 32 bits, whatever they hold.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include "bf16.h"
+
+// LOCKSTEP_EMULATE_AVX512 runs the AVX-512 code on a processor without it: for tests.
+#if defined(LOCKSTEP_EMULATE_AVX512)
+#include "emulate512.h"
+#elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512F__) || defined(LOCKSTEP_EMULATE_AVX512)
+#define LOCKSTEP_AVX512
 #endif
 
 namespace lockstep {
 
-// A bfloat16 value: the upper half of a float32. Distinct from uint16_t so that overloads choose by type.
-struct bf16 {
-  uint16_t bits;
-};
-
-inline float to_float(float x) { return x; }
-inline float to_float(int8_t x) { return float(x); }
-inline float to_float(bf16 x) {
-  uint32_t u = uint32_t(x.bits) << 16;
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
-}
-// Round to nearest even; every NaN becomes the quiet 0x7FC0, as in PyTorch.
-inline bf16 to_bf16(float x) {
-  uint32_t u;
-  std::memcpy(&u, &x, 4);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return {0x7fc0};
-  return {uint16_t((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
-}
-inline void from_float(float x, float* y) { *y = x; }
-inline void from_float(float x, bf16* y) { *y = to_bf16(x); }
-
-#if defined(__AVX512F__)
+#if defined(LOCKSTEP_AVX512)
 
 struct F16 {
   __m512 v;
@@ -52,6 +39,8 @@ struct F16 {
   static F16 load(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
   }
+  static F16 load_words(const void* p) { return {_mm512_loadu_ps(p)}; }
+  void store_words(void* p) const { _mm512_storeu_ps(p, v); }
   void store(float* p) const { _mm512_storeu_ps(p, v); }
   void store(bf16* p) const {
     __m512i u = _mm512_castps_si512(v);
@@ -99,6 +88,8 @@ struct F16 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
   }
   static F16 load(const int8_t* p) { return {widen8(p), widen8(p + 8)}; }
+  static F16 load_words(const void* p) { return load(static_cast<const float*>(p)); }
+  void store_words(void* p) const { store(static_cast<float*>(p)); }
   void store(float* p) const {
     _mm256_storeu_ps(p, a);
     _mm256_storeu_ps(p + 8, b);
@@ -152,6 +143,12 @@ struct F16 {
     for (int i = 0; i < 16; i++) r.v[i] = to_float(p[i]);
     return r;
   }
+  static F16 load_words(const void* p) {
+    F16 r;
+    std::memcpy(r.v, p, sizeof(r.v));
+    return r;
+  }
+  void store_words(void* p) const { std::memcpy(p, v, sizeof(v)); }
   template <typename T>
   void store(T* p) const {
     for (int i = 0; i < 16; i++) from_float(v[i], p + i);
@@ -199,7 +196,7 @@ inline F16 power_of_two(F16 n) {
 // Sixteen lanes in the order in which memory is widened fastest: `split` puts lanes into it, `joined` back. A bfloat16
 // is half of a 32-bit word, so with AVX2 the even lanes are the words shifted and the odd ones the words masked: half
 // the instructions of widening them in order. Elsewhere, and for other types, the order is the lanes' own.
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+#if defined(__AVX2__) && defined(__FMA__) && !defined(LOCKSTEP_AVX512)
 
 inline F16 load_split(const float* p) { return F16::load(p); }
 inline F16 load_split(const int8_t* p) { return F16::load(p); }
@@ -210,14 +207,14 @@ inline F16 load_split(const bf16* p) {
 }
 template <typename T>
 inline F16 split(F16 x) {
-  if constexpr (sizeof(T) != 2) return x;
+  if constexpr (!std::is_same_v<T, bf16>) return x;
   const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(x.a, x.b, 0x88));
   const __m256d odd = _mm256_castps_pd(_mm256_shuffle_ps(x.a, x.b, 0xdd));
   return {_mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)), _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8))};
 }
 template <typename T>
 inline F16 joined(F16 x) {
-  if constexpr (sizeof(T) != 2) return x;
+  if constexpr (!std::is_same_v<T, bf16>) return x;
   const __m256 low = _mm256_unpacklo_ps(x.a, x.b), high = _mm256_unpackhi_ps(x.a, x.b);
   return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
 }
@@ -243,14 +240,14 @@ inline F16 joined(F16 x) {
 #if defined(__AVX2__) && defined(__FMA__)
 
 inline __m256 lower(F16 x) {
-#if defined(__AVX512F__)
+#if defined(LOCKSTEP_AVX512)
   return _mm512_castps512_ps256(x.v);
 #else
   return x.a;
 #endif
 }
 inline __m256 upper(F16 x) {
-#if defined(__AVX512F__)
+#if defined(LOCKSTEP_AVX512)
   return _mm512_extractf32x8_ps(x.v, 1);
 #else
   return x.b;

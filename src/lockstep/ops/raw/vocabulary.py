@@ -9,7 +9,7 @@ from lockstep.ops.raw.define import define, same
 from lockstep.ops.raw.linear import panels
 
 _CHUNK = 1 << 23
-"""Logits held at a time (float32: 32 MiB). Rows are independent, so this changes no bit."""
+"""Logits held at a time (float32: 32 MiB), in an even number of rows; no bit depends on it."""
 
 
 @define("embedding(Tensor tokens, Tensor weight, ScalarType dtype, float scale) -> Tensor")
@@ -70,7 +70,7 @@ def linear_cross_entropy(
 def workspace(rows: int, width: int, vocabulary: int, size: int, hidden_gradient: bool, weight_gradient: bool) -> int:
     """Bytes that `linear_cross_entropy` works in (`csrc/bindings_vocabulary.h` cuts them in this order); size: of an
     element of hidden."""
-    step = min(rows, max(16, _CHUNK // vocabulary))
+    step = min(rows, max(16, _CHUNK // vocabulary // 2 * 2))
     parts = [panels(vocabulary) * 16 * width * size, 4 * step * vocabulary, 4 * step, 4 * rows]
     if hidden_gradient or weight_gradient:
         parts.append(size * step * vocabulary)
