@@ -135,4 +135,11 @@ def test_a_changed_source_has_another_key(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "other.cpp").write_text("// changed\n")
     monkeypatch.setattr(build, "CSRC", tmp_path)
     assert build._key(compiler, "plain") != before
-    assert build._key(compiler, "plain") != build._key(compiler, "avx2")
+
+
+def test_builds_share_the_objects_that_cannot_differ(tmp_path: Path) -> None:
+    compiler, source = build.find_compiler(), tmp_path / "a.cpp"
+    builds = ("plain", "avx2", "avx2-pairs")
+    for text, different in (("", 1), ("#if __AVX2__\n", 2), ("#if __AVX2__ && LOCKSTEP_BF16_PAIRS\n", 3)):
+        source.write_text(text)
+        assert len({build._key(compiler, isa, source) for isa in builds}) == different
