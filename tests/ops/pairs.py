@@ -169,8 +169,6 @@ def here() -> str:
 
 def take_over() -> None:
     """Makes this process one of the class: `pytest --pairs`. Processes that it starts are not."""
-    sets = frozenset(device_class._BF16_NEEDS)
-    isa = here()
-    device_class.instruction_sets = lambda: sets
+    build._ISA["avx512-bf16"] = (build._ISA | build.EMULATED)[here()]
+    device_class.instruction_sets = lambda: frozenset(device_class._BF16_NEEDS)
     torch.backends.cpu.get_cpu_capability = lambda: "AVX512"
-    build.best_isa = lambda: isa
