@@ -19,7 +19,8 @@ from lockstep.ops.raw.linear import panels as panels_of
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A weight [n, K] laid out for products: panels [ceil(n / 16), K, 16] in the compute dtype."""
+    """A weight [n, K] laid out for products: panels [ceil(n / 16), K, 16] in the compute dtype; what lies where within
+    one is the device class's (`csrc/steps.h`)."""
 
     panels: Tensor
     n: int
@@ -63,7 +64,8 @@ def input_gradient(dy: Tensor, weight: Tensor, out_dtype: torch.dtype | None = N
 
 
 def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`."""
+    """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`: of an
+    even number of rows, to have the bits of one run in the device class whose bfloat16 chains go by pairs."""
     panels = torch.ops.lockstep.pack_rows(x, x.dtype)
     if out is None:
         return torch.ops.lockstep.gemm_transposed(dy, panels, x.shape[1])
