@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from lockstep.bench.serving.compare import Sizes
 from lockstep.bench.serving.copies import _kept
 from lockstep.bench.serving.gguf_copy import copy_as_f16
 from lockstep.errors import LockstepError
+from lockstep.serve.port import bind, url
 from tests.serve.conftest import saved
 
 TINY = Side(
@@ -46,6 +48,18 @@ def test_two_servers_take_turns_under_the_same_loads() -> None:
     most = f"{limit.rate(1, 6, 8):.0f} / {limit.rate(3, 6, 8):.0f} output tokens/s to 1 / 3 clients"
     assert most in report.notes[1]
     assert report.notes[2].startswith("Of that limit: 1 client lockstep ")
+
+
+def test_a_port_is_its_servers_until_the_end() -> None:
+    waiting = Server(TINY, {})
+    address = ("127.0.0.1", int(waiting.url.rsplit(":", 1)[1]))
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(address)
+    with bind(*address) as bound:
+        assert url(bound) == waiting.url
+    waiting.end()
+    with socket.socket() as other:
+        other.bind(address)
 
 
 def test_what_does_not_run_is_told_with_its_log() -> None:

@@ -1,6 +1,7 @@
 """Tokenizers and chat templates, against `transformers` on the same directory."""
 
 import json
+from threading import Event, Thread
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -18,6 +19,24 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 @pytest.fixture(scope="module")
 def trained():
     return train_bpe(iter(TEXTS), 320)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(trained):
+    """A server's loop is one of them."""
+    ticks, ended = [], Event()
+
+    def tick():
+        while not ended.wait(0.001):
+            ticks.append(None)
+
+    ticking = Thread(target=tick)
+    ticking.start()
+    ids = trained.encode(TEXTS[0] * 4000)
+    ended.set()
+    ticking.join()
+    assert len(ids) > 4000
+    assert len(ticks) > 10
+    assert trained.longest == max(len(trained.token(index)) for index in range(trained.vocab_size))
 
 
 @pytest.mark.parametrize("text", [*TEXTS[:3], "", " ", "never seen: Ωmega \x00\t\r\n"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
+
+from lockstep.serve.api.schema import CompletionRequest
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -153,6 +156,26 @@ def test_the_openai_client_raises_its_own_errors(url):
 def test_unknown_tokens_are_named(url):
     answer = httpx.post(f"{url}/detokenize", json={"tokens": [5, 320, 2**31 - 1]})
     check(answer, 400, "token id 320 is not in the vocabulary: ids go from 0 to 319")
+
+
+@pytest.mark.parametrize("more", [{"prompt": [[5]] * 3000}, {"prompt": ["a"] * 3000}, {"stop_token_ids": ["a"] * 3000}])
+def test_of_a_long_list_one_mistake_is_told_not_one_for_each_item(more):
+    with pytest.raises(ValidationError) as told:
+        CompletionRequest.model_validate({"model": "tiny", "prompt": "a", **more})
+    assert told.value.error_count() <= 4
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(url):
+    """Two million characters would take seconds; whoever asks meanwhile is answered."""
+    for path, asked in (
+        ("completions", {"prompt": "the quick " * 200_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "the quick " * 200_000}]}),
+        ("embeddings", {"input": "the quick " * 200_000}),
+    ):
+        answer = httpx.post(f"{url}/v1/{path}", json={"model": "tiny", **asked}, timeout=60)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert "characters each, but the prompt has 2000" in answer.json()["error"]["message"]
 
 
 def test_the_server_is_well_after_all_that(url):

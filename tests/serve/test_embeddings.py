@@ -10,13 +10,12 @@ import numpy as np
 import openai
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from lockstep.ops import Packed
-from lockstep.serve import embed
-from lockstep.serve.api.embeddings import batches
+from lockstep.serve import Engine, SamplingParams, embed
+from lockstep.serve.params import Embedding
+from tests.serve.tiny import page_bytes, tiny_model
 
 TEXTS = ["the quick brown fox", "x", "Grüße aus Köln " * 9, "def f(x):", "the lazy dog " * 30]
 
@@ -56,11 +55,54 @@ def test_a_batch_changes_no_byte(model):
         assert [v.tobytes() for v in embed(model, several[::-1], pooling)] == alone[::-1]
 
 
-@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 12))
-def test_batches_cover_everything_within_the_limit(lengths, most):
-    parts = list(batches(lengths, most))
-    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(len(lengths)))
-    assert all(part.stop - part.start == 1 or sum(lengths[part]) <= most for part in parts)
+@pytest.mark.parametrize(("rows", "pages"), [(1, 40), (7, 6), (64, 40)])
+def test_chunks_preemption_and_the_cache_change_no_byte(model, rows, pages):
+    """In an engine a prompt is a sequence like others: read in chunks, beside some that decode."""
+    engine = Engine(model, kv_memory=pages * page_bytes(model), max_batch_tokens=rows, debug=True)
+    several = [list(range(3, 203)), *prompts(model)]
+    for pooling in ("mean", "last", "last"):
+        expected = [vector.tobytes() for vector in embed(model, several, pooling)]
+        engine.add_request([5] * 120, SamplingParams(max_tokens=30, ignore_eos=True), priority=-1)
+        assert [vector.tobytes() for vector in engine.embed(several, pooling)] == expected
+    assert bool(engine.stats().preemptions) == (pages == 6)
+
+
+def test_the_last_state_of_a_known_prompt_is_one_row_and_the_mean_is_all(model):
+    engine = Engine(model, kv_memory=2**22)
+    prompt = list(range(3, 204))
+
+    def computed(pooling: str) -> int:
+        before = engine.stats().computed_tokens
+        engine.embed([prompt], pooling)
+        return engine.stats().computed_tokens - before
+
+    assert [computed(pooling) for pooling in ("mean", "last", "mean")] == [201, 201 - 192, 201]
+
+
+def test_a_long_text_holds_up_nobody_who_decodes(model):
+    engine = Engine(model, kv_memory=2**22, max_batch_tokens=32)
+    writing = engine.add_request([5] * 20, SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True))
+    engine.step()
+    reading = engine.add_request([7] * 500, embedding=Embedding())
+    steps = []
+    while not any(output.request == reading for output in steps[-1:]):
+        before = engine.stats().computed_tokens
+        steps += engine.step()
+        assert engine.stats().computed_tokens - before <= 32
+    told = [token for output in steps if output.request == writing for token in output.token_ids]
+    assert len(told) >= 500 // 32 - 1
+
+
+def test_damaged_weights_are_told():
+    damaged = tiny_model()
+    damaged.decoder.norm.weight.data[3] = float("nan")
+    with pytest.raises(LockstepError, match="NaN or infinite: its weights are damaged"):
+        Engine(damaged, kv_memory=2**22).embed([[5, 6]])
+    scoring = SamplingParams(max_tokens=0, prompt_logprobs=0)
+    (scored,) = Engine(damaged, kv_memory=2**22).generate([[5, 6, 7]], scoring)
+    assert "its weights are damaged" in scored.error
+    with pytest.raises(LockstepError, match="pooling is 'max': give one of mean, last"):
+        Engine(damaged, kv_memory=2**22).embed([[5, 6]], "max")
 
 
 @pytest.mark.parametrize(
@@ -108,8 +150,8 @@ def test_beside_generation(client, model):
         ({"input": []}, 400, "input"),
         ({"input": [[1], []]}, 400, "input"),
         ({"input": ["a", 3]}, 400, "input"),
-        ({"input": [9999]}, 400, "9999 is outside the vocabulary"),
-        ({"input": "the lazy dog " * 900}, 400, "max_positions = 1024"),
+        ({"input": [9999]}, 400, "9999 is not in the vocabulary"),
+        ({"input": "the lazy dog " * 900}, 400, "maximum context length is 1024 tokens"),
         ({"input": "x", "dimensions": 4}, 400, "dimensions is not offered"),
         ({"input": "x", "encoding_format": "hex"}, 400, "encoding_format"),
         ({"input": "x", "pooling": "max"}, 400, "pooling"),

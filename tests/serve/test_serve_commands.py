@@ -96,9 +96,9 @@ def test_weights_that_give_no_numbers_are_told(directory, tmp_path, capsys):
     weights["model.norm.weight"][0] = float("nan")
     save_file(weights, tmp_path / "damaged" / "model.safetensors")
     assert run(["generate", str(tmp_path / "damaged"), "-p", "a"]) == 2
-    assert "1 of 1 completions were not finished: the model gave logits that are NaN" in capsys.readouterr().err
+    assert "1 of 1 completions were not finished: the model gave numbers that are NaN" in capsys.readouterr().err
     assert run(["chat", str(tmp_path / "damaged"), "-m", "a"]) == 2
-    assert "the model gave logits that are NaN" in capsys.readouterr().err
+    assert "the model gave numbers that are NaN" in capsys.readouterr().err
 
 
 def test_generate_wants_one_source(capsys):

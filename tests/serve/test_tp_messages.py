@@ -22,15 +22,13 @@ from tests.ranks_as_threads import on_threads
 from tests.serve.tiny import tiny_model
 
 
-def batches() -> st.SearchStrategy[tuple[Tensor, Packed | Paged, Tensor]]:
+def batches() -> st.SearchStrategy[tuple[Tensor, Paged, Tensor]]:
     @st.composite
-    def draw(pick: st.DrawFn) -> tuple[Tensor, Packed | Paged, Tensor]:
+    def draw(pick: st.DrawFn) -> tuple[Tensor, Paged, Tensor]:
         lengths = pick(st.lists(st.integers(1, 70), min_size=1, max_size=5))
         count, whole = sum(lengths), Packed.of(lengths)
         tokens = torch.tensor(pick(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count)))
         rows = torch.tensor(sorted(pick(st.sets(st.integers(0, count - 1)))), dtype=torch.int64)
-        if pick(st.booleans()):
-            return tokens, whole, rows
         table = torch.randint(0, 2**31 - 1, (len(lengths), pick(st.integers(1, 9))), dtype=torch.int32)
         return tokens, Paged(whole.positions + 64, whole.starts, table), rows
 
@@ -40,7 +38,7 @@ def batches() -> st.SearchStrategy[tuple[Tensor, Packed | Paged, Tensor]]:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(batches(), min_size=1, max_size=4), st.sampled_from([2, 3]))
 def test_passes_arrive_as_they_were_told(passes, size):
-    def work(mesh: Mesh) -> list[tuple[Tensor, Packed | Paged, Tensor]]:
+    def work(mesh: Mesh) -> list[tuple[Tensor, Paged, Tensor]]:
         axis = mesh["tp"]
         if mesh.rank:
             return [follow(axis) for _ in passes]

@@ -187,14 +187,14 @@ class _Clock:
         self._run = engine._runner.run
         engine._runner.run = self._timed  # type: ignore[method-assign]
 
-    def _timed(self, step: Step, rows: list[int]) -> Tensor:
+    def _timed(self, step: Step, rows: list[int]) -> tuple[Tensor, Tensor]:
         began = time.perf_counter()
-        logits = self._run(step, rows)
+        found = self._run(step, rows)
         seconds = time.perf_counter() - began
         decoding = sum(chunk.samples and len(chunk.tokens) == 1 for chunk in step.chunks)
         self.inside += seconds
         self.reading += seconds * (1 - decoding / step.tokens)
-        return logits
+        return found
 
 
 def _cell(values: list[float]) -> str:

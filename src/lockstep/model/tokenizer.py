@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids. add_special: with what the model starts a sequence with (a BOS, for some models)."""
         try:
-            return self.backend.encode(text, add_special_tokens=add_special).ids
+            # A batch of one: only while it encodes batches does the library let other threads run.
+            return self.backend.encode_batch([text], add_special_tokens=add_special)[0].ids
         except TypeError as error:
             if not isinstance(text, str):
                 raise
@@ -86,6 +88,11 @@ class Tokenizer:
     def token(self, index: int | None) -> str:
         """The text of a token as the vocabulary spells it; "" for None."""
         return "" if index is None else (self.backend.id_to_token(index) or "")
+
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token: a text has at least so many tokens as it has times these."""
+        return max(map(len, self.backend.get_vocab()))
 
     @property
     def vocab_size(self) -> int:

@@ -89,6 +89,6 @@ class Cache:
         assert len({page for s in running for page in s.pages[s.shared :]}) == own
 
     def _wanted(self, sequence: Sequence) -> list[tuple[int, ...]]:
-        if not self.prefix_cache or sequence.scores_prompt:
+        if not self.prefix_cache or sequence.reads_prompt:
             return []
         return sequence.keys((len(sequence.tokens) - 1) // PAGE)

@@ -27,7 +27,6 @@ from lockstep.serve.tp import open_model
 from lockstep.serve.wire import (
     Abort,
     Accepted,
-    Embed,
     EngineSpec,
     Failed,
     Message,
@@ -38,7 +37,6 @@ from lockstep.serve.wire import (
     Replaced,
     Submit,
     Told,
-    Vectors,
     Vocabulary,
     Weights,
     frame,
@@ -194,8 +192,6 @@ class Loop:
                     self._dropped.add(identity)
                 elif identity in self._engine_ids:
                     self._tell(self._engine.abort(self._engine_ids[identity]))
-            case Embed():
-                self._embed(command)
             case Ping():
                 self._send(Pong())
             case (Weights(identity=identity), state):
@@ -211,22 +207,13 @@ class Loop:
         try:
             number = self._engine.add_request(
                 command.prompt, command.params, priority=command.priority, timeout=command.timeout,
-                salt=command.salt, client=command.client,
+                salt=command.salt, client=command.client, embedding=command.embedding,
             )  # fmt: skip
         except LockstepError as error:
             return self._send(refusal(command.identity, error))
         self._server_ids[number], self._engine_ids[command.identity] = command.identity, number
         self._left[number] = command.params.n
         self._send(Accepted(command.identity))
-
-    def _embed(self, command: Embed) -> None:
-        try:
-            vectors = self._engine.embed(command.prompts, command.pooling, command.unit)
-        except RanksLost:
-            raise
-        except LockstepError as error:
-            return self._send(refusal(command.identity, error))
-        self._send(Vectors(command.identity, [vector.astype("<f4").tobytes() for vector in vectors]))
 
     def _tell(self, outputs: list[Output]) -> None:
         if outputs:

@@ -103,7 +103,7 @@ class DraftModel:
                 chunks.append(Chunk(sequence.uid, start, tuple(new), tuple(shadow.pages), whole[-1]))
                 if whole[-1]:
                     rows.append(self._max_batch_tokens - left - 1)
-        logits = iter(self._runner.run(Step(tuple(chunks)), rows).numpy())
+        logits = iter(self._runner.run(Step(tuple(chunks)), rows)[1].numpy())
         return [next(logits) if known else None for known in whole]
 
 

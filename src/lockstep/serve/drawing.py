@@ -15,6 +15,7 @@ from lockstep.serve.scoring import Reading
 from lockstep.serve.structured import Guide, GuideStuck
 
 log = logging.getLogger("lockstep.serve")
+DAMAGED = "the model gave numbers that are NaN or infinite: its weights are damaged."
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def _draw(reading: Reading, rows: NDArray, damaged: NDArray, guide: Guide | None
     draft = reading.draft or ()
     first = reading.first + len(reading.scored)
     if damaged[first : first + 1 + len(draft)].any():
-        return Draw((), "the model gave logits that are NaN or infinite: its weights are damaged.")
+        return Draw((), DAMAGED)
     try:
         return Draw(tuple(_tokens(reading, rows[first : first + 1 + len(draft)], guide)))
     except GuideStuck as stuck:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.config.serve import BATCH_TOKENS
@@ -22,10 +22,19 @@ from lockstep.ops import PAGE
 from lockstep.serve.cache import Cache
 from lockstep.serve.capacity import page_count
 from lockstep.serve.draft_model import DraftModel, check_draft
-from lockstep.serve.drawing import Draw, draw_all
-from lockstep.serve.embedding import Pooling, embed_with
+from lockstep.serve.drawing import DAMAGED, Draw, draw_all
 from lockstep.serve.pace import Pace
-from lockstep.serve.params import Completion, FinishReason, Output, SamplingParams, TokenScore, completion
+from lockstep.serve.params import (
+    Completion,
+    Embedding,
+    FinishReason,
+    Output,
+    Pooling,
+    SamplingParams,
+    TokenScore,
+    completion,
+)
+from lockstep.serve.pooling import Pool, Vector
 from lockstep.serve.runner import Level, Runner, page_bytes
 from lockstep.serve.sampler import draw_seed
 from lockstep.serve.scheduler import Scheduler
@@ -127,15 +136,17 @@ class Engine:
         timeout: float | None = None,
         salt: str | None = None,
         client: str = "",
+        embedding: Embedding | None = None,
     ) -> int:
         """Queue a prompt; its `params.n` choices run side by side. Gives the request's id, which outputs carry.
 
         priority: smaller goes first. timeout: seconds until it ends with finish_reason `timeout`.
         salt: prefixes are shared only among requests with the same one. client: whose it is; while requests wait, each
-        client gets the same share.
+        client gets the same share. embedding: it gets a vector, with its only output, and no tokens (params are not
+        read).
         Raises PromptTooLong, QueueFull, or LockstepError for a token id outside the vocabulary or a wrong structure.
         """
-        params = params or SamplingParams()
+        params = (params or SamplingParams()) if embedding is None else SamplingParams(max_tokens=0)
         limit = self.check(prompt_ids, params)
         request = next(self._requests)
         seed = draw_seed() if params.seed is None else params.seed
@@ -143,7 +154,7 @@ class Engine:
         for choice in range(params.n):
             sequence = Sequence(
                 next(self._uids), request, choice, params, seed, len(prompt_ids), list(prompt_ids), limit,
-                priority, deadline, salt, client,
+                priority, deadline, salt, client, None if embedding is None else Pool(embedding),
             )  # fmt: skip
             self._sequences[sequence.uid] = sequence
             self._streams[sequence.uid] = OutputStream(sequence, self._decode)
@@ -195,12 +206,12 @@ class Engine:
             rows, plan = readings(step, self._sequences)
             self._look_ahead(plan)
             began = time.perf_counter()
-            logits = self._runner.run(step, rows)
+            hidden, logits = self._runner.run(step, rows)
             if self._pace is not None:
                 self._pace.ran(step.tokens, time.perf_counter() - began)
             self._steps += 1
             self._computed += step.tokens
-            outputs += self._read(plan, logits)
+            outputs += self._read(plan, hidden, logits)
         if self._debug:
             self._cache.check(self._scheduler.running)
         return outputs
@@ -228,9 +239,8 @@ class Engine:
         requests = [self.add_request(prompt, one) for prompt, one in zip(ids, each, strict=True)]
         seeds = [self.seed_of(request) for request in requests]
         outputs: dict[tuple[int, int], list[Output]] = {}
-        while self.has_work():
-            for output in self.step():
-                outputs.setdefault((output.request, output.choice), []).append(output)
+        for output in self._until_done():
+            outputs.setdefault((output.request, output.choice), []).append(output)
         return [
             completion(outputs[request, choice], ids[i], each[i], seed=seeds[i], prompt=i, choice=choice)
             for i, request in enumerate(requests)
@@ -262,11 +272,14 @@ class Engine:
         self._scheduler.restart()
         self._runner.prepare()
 
-    def embed(
-        self, prompts: Many[Many[int]], pooling: Pooling = "mean", unit: bool = True
-    ) -> list[NDArray[np.float32]]:
+    def embed(self, prompts: Many[Many[int]], pooling: Pooling = "mean", unit: bool = True) -> list[Vector]:
         """A vector for each prompt of token ids: see `embedding.embed`, whose bytes these are."""
-        return embed_with(self._runner.hidden, self.model.config, prompts, pooling, unit)
+        wanted = Embedding(pooling, unit)
+        for prompt in prompts:
+            self.check(prompt, SamplingParams(max_tokens=0))
+        requests = [self.add_request(prompt, embedding=wanted) for prompt in prompts]
+        outputs = {output.request: output for output in self._until_done()}
+        return [_vector(outputs[request]) for request in requests]
 
     def watch(self, tell: Callable[[str], None]) -> None:
         """Call `tell` with the reason, from another thread, when one of the engine's other processes ends."""
@@ -277,6 +290,10 @@ class Engine:
         """End the engine's other processes, where it has some. It cannot be used afterwards."""
         if self._group is not None:
             self._group.close()
+
+    def _until_done(self) -> Iterator[Output]:
+        while self.has_work():
+            yield from self.step()
 
     def _expired(self) -> list[Output]:
         now = time.monotonic()
@@ -290,36 +307,43 @@ class Engine:
             if guide is not None and reading.draft is not None:
                 guide.look_ahead(reading.draft, self._masks)
 
-    def _read(self, plan: list[Reading], logits: Tensor) -> list[Output]:
-        """Score prompt tokens and draw the next ones from the rows of logits."""
+    def _read(self, plan: list[Reading], hidden: Tensor, logits: Tensor) -> list[Output]:
+        """Pool hidden states, score prompt tokens and draw the next ones from the rows of logits."""
         for reading in plan:
-            self._score_prompt(reading, logits)
-        drawing = [r for r in plan if r.draft is not None and len(r.sequence.tokens) < r.sequence.limit]
+            if reading.sequence.pool is not None:
+                own = hidden[reading.rows.start : reading.rows.stop]
+                reading.sequence.pool.add(reading.sequence.computed, own.double().numpy())
+        damaged = {reading.sequence.uid for reading in plan if not self._score_prompt(reading, logits)}
+        drawing = [r for r in plan if r.draft is not None and r.sequence.uid not in damaged]
         drawn = draw_all(drawing, logits, self._guides) if drawing else []
         told = drawn_scores(self._runner, logits, drawing, [draw.tokens for draw in drawn])
         known = {r.sequence.uid: pair for r, *pair in zip(drawing, drawn, told, strict=True)}
         outputs: list[Output] = []
         for reading in plan:
-            outputs += self._advance(reading, *known.get(reading.sequence.uid, (None, ())))
+            if reading.sequence.uid in damaged:
+                outputs.append(self._finish(reading.sequence, "abort", error=DAMAGED))
+            else:
+                outputs += self._advance(reading, *known.get(reading.sequence.uid, (None, ())))
         return outputs
 
-    def _score_prompt(self, reading: Reading, logits: Tensor) -> None:
+    def _score_prompt(self, reading: Reading, logits: Tensor) -> bool:
+        """Whether the scores of prompt tokens, where some are wanted, are numbers."""
         sequence, scored = reading.sequence, reading.scored
         if scored:
             tokens = sequence.tokens[scored.start : scored.stop]
             own = logits[reading.first : reading.first + len(scored)]
-            self._streams[sequence.uid].score_prompt(
-                scores(self._runner, own, tokens, sequence.params.prompt_logprobs or 0)
-            )
+            found = scores(self._runner, own, tokens, sequence.params.prompt_logprobs or 0)
+            self._streams[sequence.uid].score_prompt(found)
             sequence.scored = scored.stop - 1
+            return all(math.isfinite(score.logprob) for score in found)
+        return True
 
     def _advance(self, reading: Reading, draw: Draw | None, told: tuple[TokenScore, ...]) -> list[Output]:
         """The sequence after its part of the step."""
         sequence = reading.sequence
         if draw is None:
             self._scheduler.advance(sequence, reading.computed)
-            # max_tokens 0: the prompt was only to be scored.
-            return [] if reading.draft is None else [self._finish(sequence, "length")]
+            return [] if sequence.remaining else [self._finish_prompt(sequence)]
         if draw.error is not None:
             return [self._finish(sequence, "abort", error=draw.error, refused=draw.refused)]
         self._guessed += len(reading.draft or ())
@@ -342,6 +366,15 @@ class Engine:
             if i + 1 == left:
                 return [self._finish(sequence, "length")]
         return [stream.take()] if stream.has_text else []
+
+    def _finish_prompt(self, sequence: Sequence) -> Output:
+        """max_tokens 0: the prompt was only to be read."""
+        if sequence.pool is None:
+            return self._finish(sequence, "length")
+        vector = sequence.pool.vector()
+        if not np.isfinite(vector).all():
+            return self._finish(sequence, "abort", error=DAMAGED)
+        return replace(self._finish(sequence, "length"), vector=vector.astype("<f4").tobytes())
 
     def _finish(
         self,
@@ -369,6 +402,13 @@ def _pages_dtype(model: Model, kv_dtype: Literal["auto", "int8"]) -> torch.dtype
     if model.config.latent_dim is not None:
         raise LockstepError("kv_dtype is int8, but this model caches latents, which are small already: use auto.")
     return torch.int8
+
+
+def _vector(output: Output) -> Vector:
+    """Of an embedding's only output."""
+    if output.error is not None:
+        raise LockstepError(output.error)
+    return np.frombuffer(output.vector, dtype="<f4")
 
 
 def _no_text(ids: list[int]) -> str:

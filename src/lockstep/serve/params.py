@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lockstep.errors import LockstepError
 from lockstep.serve.structured import StructuredOutputs
 
 FinishReason = Literal["stop", "length", "abort", "timeout"]
+Pooling = Literal["mean", "last"]
 MAX_TOP_LOGPROBS = 20
 
 
@@ -117,6 +118,18 @@ class TokenScore:
 
 
 @dataclass(frozen=True)
+class Embedding:
+    """Instead of tokens a request is given a vector: see `pooling.Pool`."""
+
+    pooling: Pooling = "mean"
+    unit: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pooling not in get_args(Pooling):
+            raise LockstepError(f"pooling is {self.pooling!r}: give one of {', '.join(get_args(Pooling))}.")
+
+
+@dataclass(frozen=True)
 class Output:
     """What one step added to one choice of one request. Joining the pieces gives the completion."""
 
@@ -140,6 +153,8 @@ class Output:
     """Why the engine could not go on with this request (finish_reason is then `abort`)."""
     refused: bool = False
     """It is the request that asks for too much; otherwise the error is the engine's."""
+    vector: bytes = b""
+    """Of an embedding, with its last output: float32 [D], little-endian."""
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Literal
 from weakref import WeakKeyDictionary
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.errors import LockstepError
 from lockstep.serve.launch import Launched, share_of_cores
-from lockstep.serve.params import SamplingParams
+from lockstep.serve.params import Embedding, SamplingParams
 from lockstep.serve.router import Router
 from lockstep.serve.state import QueueFull, Stats
 from lockstep.serve.supervisor import EngineFailed, Loaded, Request, Supervisor
@@ -98,6 +94,7 @@ class Replicas:
         timeout: float | None = None,
         salt: str | None = None,
         client: str = "",
+        embedding: Embedding | None = None,
     ) -> Request:
         """Hand a request to the engine that knows most of its prompt; raises what `Engine.add_request` raises.
 
@@ -113,7 +110,13 @@ class Replicas:
             replica = self._all[chosen]
             try:
                 request = await replica.submit(
-                    prompt_ids, params, priority=priority, timeout=timeout, salt=salt, client=client
+                    prompt_ids,
+                    params,
+                    priority=priority,
+                    timeout=timeout,
+                    salt=salt,
+                    client=client,
+                    embedding=embedding,
                 )
             except QueueFull:
                 del loads[chosen]
@@ -126,13 +129,6 @@ class Replicas:
     def abort(self, request: Request) -> None:
         """The client is gone: its pages are free before the next step."""
         self._at[request].abort(request)
-
-    async def embed(
-        self, prompts: list[list[int]], pooling: Literal["mean", "last"], unit: bool
-    ) -> list[NDArray[np.float32]]:
-        """A vector for each prompt, by the engine with the least to do."""
-        ready = [replica for replica in self._all if replica.ready] or self._all
-        return await min(ready, key=lambda replica: replica.load).embed(prompts, pooling, unit)
 
     async def update_weights(self, path: str) -> int:
         """Serve the weights at `path` from each engine's next step on; gives their number of parameters.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.model.pages import Make, make_pages
-from lockstep.ops import Packed, Paged, Pages
+from lockstep.ops import Paged, Pages
 from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lockstep.serve")
 Level = Literal["O0", "O2"]
-Tell = Callable[[Tensor, Packed | Paged, Tensor], AbstractContextManager[None]]
+Tell = Callable[[Tensor, Paged, Tensor], AbstractContextManager[None]]
 """(tokens, batch, rows) -> within, the other ranks do the same pass"""
 
 
@@ -64,30 +64,22 @@ class Runner:
         """Pack the weights, where they are not packed yet."""
         self.model.decoder.prepare(self.model.ops, self.model.dtype)
 
-    def run(self, step: Step, rows: list[int]) -> Tensor:
-        """Write the step's keys and values; logits float32 [len(rows), V] of these rows of the packed step."""
+    def run(self, step: Step, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Write the step's keys and values, on all ranks where there are some; what `compute` gives for these rows of
+        the packed step."""
         tokens = torch.tensor([token for chunk in step.chunks for token in chunk.tokens], dtype=torch.int64)
-        return self._together(tokens, _paged(step), torch.tensor(rows, dtype=torch.int64))[1]
-
-    def hidden(self, tokens: Tensor, batch: Packed) -> Tensor:
-        """Whole sequences, without pages: tokens int64 [T] -> hidden [T, D] after the final norm."""
-        return self._together(tokens, batch, torch.empty(0, dtype=torch.int64))[0]
-
-    def _together(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """`compute`, on all ranks where there are some."""
+        batch, wanted = _paged(step), torch.tensor(rows, dtype=torch.int64)
         if self._tell is None:
-            return self.compute(tokens, batch, rows)
-        with self._tell(tokens, batch, rows):
-            return self.compute(tokens, batch, rows)
+            return self.compute(tokens, batch, wanted)
+        with self._tell(tokens, batch, wanted):
+            return self.compute(tokens, batch, wanted)
 
     @torch.inference_mode()
-    def compute(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens int64 [T], rows int64 [R] -> hidden [T, D] after the final norm, logits float32 [R, V] of the rows."""
+    def compute(self, tokens: Tensor, batch: Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens int64 [T], rows int64 [R] -> hidden [T, D] after the final norm, logits float32 [R, V] of the rows.
+        The next step may write over them."""
         model = self.model
-        if isinstance(batch, Paged):
-            hidden = self._forward(tokens, batch)
-        else:
-            hidden = model.decoder(model.ops, tokens, batch, dtype=model.dtype)
+        hidden = self._forward(tokens, batch)
         if not len(rows):
             return hidden, torch.empty(0, model.config.vocab_size)
         picked = hidden if len(rows) == len(tokens) else hidden[rows]

@@ -178,7 +178,7 @@ class Scheduler:
 
     def _soon_known(self, sequence: Sequence) -> bool:
         """A running sequence is just computing the next page of this one's prefix: wait for it."""
-        if not self.cache.prefix_cache or sequence.scores_prompt:
+        if not self.cache.prefix_cache or sequence.reads_prompt:
             return False
         end = (self.cache.reusable(sequence) + 1) * PAGE
         if end >= len(sequence.tokens):

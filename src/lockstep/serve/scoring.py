@@ -18,10 +18,13 @@ from lockstep.serve.sequence import Sequence as Line
 
 @dataclass(frozen=True)
 class Reading:
-    """What the logits of one sequence are for. Rows count within the logits that were computed."""
+    """What the rows of one sequence are for. Rows of logits count within those that were computed."""
 
     sequence: Line
+    rows: range
+    """Of the packed step."""
     first: int
+    """Row of logits."""
     scored: range
     """Prompt places that the rows from `first` on score, in order."""
     draft: tuple[int, ...] | None
@@ -45,10 +48,12 @@ def readings(step: Step, sequences: Mapping[int, Line]) -> tuple[list[int], list
             scored = range(start + 1, end + 1)
             rows += range(base + start - chunk.start, base + end - chunk.start)
         known = len(chunk.tokens) - chunk.drafts
-        if chunk.samples:
+        draws = chunk.samples and len(sequence.tokens) < sequence.limit
+        if draws:
             rows += range(base + known - 1, base + len(chunk.tokens))
-        plan.append(Reading(sequence, first, scored, chunk.tokens[known:] if chunk.samples else None, known))
-        base += len(chunk.tokens)
+        own = range(base, base + len(chunk.tokens))
+        plan.append(Reading(sequence, own, first, scored, chunk.tokens[known:] if draws else None, known))
+        base = own.stop
     return rows, plan
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from lockstep.ops import PAGE
 from lockstep.serve.params import SamplingParams
+from lockstep.serve.pooling import Pool
 from lockstep.serve.radix import Key, Node
 
 GRAM = 3
@@ -36,6 +37,8 @@ class Sequence:
     salt: Hashable = None
     client: str = ""
     """Whose it is; "" for all that do not say."""
+    pool: Pool | None = None
+    """Of an embedding: where its hidden states go."""
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     shared: int = 0
@@ -62,8 +65,13 @@ class Sequence:
 
     @property
     def scores_prompt(self) -> bool:
-        """Log-probabilities of prompt tokens are still wanted: their rows must be computed, not found."""
+        """Log-probabilities of prompt tokens are still wanted."""
         return self.params.prompt_logprobs is not None and self.scored < self.prompt_length - 1
+
+    @property
+    def reads_prompt(self) -> bool:
+        """The rows of its prompt must be computed, not found: something is read from each."""
+        return self.scores_prompt or (self.pool is not None and self.pool.reads_all)
 
     def keys(self, count: int) -> list[Key]:
         """The keys of its first `count` pages, all full."""

@@ -15,23 +15,20 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
 from lockstep.errors import LockstepError
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.serve.heartbeat import BEATS, Heartbeat, processor_seconds
 from lockstep.serve.launch import Launched, launch
-from lockstep.serve.params import Output, SamplingParams
+from lockstep.serve.params import Embedding, Output, SamplingParams
 from lockstep.serve.state import PromptTooLong, QueueFull, Stats
 from lockstep.serve.wire import (
     Abort,
     Accepted,
-    Embed,
     EngineSpec,
     Failed,
     Ping,
@@ -41,7 +38,6 @@ from lockstep.serve.wire import (
     Report,
     Submit,
     Told,
-    Vectors,
     Vocabulary,
     Weights,
     frame,
@@ -190,13 +186,14 @@ class Supervisor:
         timeout: float | None = None,
         salt: str | None = None,
         client: str = "",
+        embedding: Embedding | None = None,
     ) -> Request:
         """Hand a request to the engine; raises what `Engine.add_request` raises."""
         request = Request(next(self._ids), params.n)
         self._requests[request.identity] = request
         try:
             await self._ask(
-                Submit(request.identity, list(prompt_ids), params, priority, timeout, salt, client), Accepted
+                Submit(request.identity, list(prompt_ids), params, priority, timeout, salt, client, embedding), Accepted
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
@@ -210,13 +207,6 @@ class Supervisor:
         if self._requests.pop(request.identity, None) is not None and self._writer is not None:
             self._writer.write(frame(Abort(request.identity)))
 
-    async def embed(
-        self, prompts: list[list[int]], pooling: Literal["mean", "last"], unit: bool
-    ) -> list[NDArray[np.float32]]:
-        """A vector for each prompt, computed between two steps; raises what `embedding.embed` raises."""
-        answer = await self._ask(Embed(next(self._ids), prompts, pooling, unit), Vectors)
-        return [np.frombuffer(vector, dtype="<f4") for vector in answer.vectors]
-
     async def update_weights(self, path: str) -> int:
         """Serve the weights at `path` from the next step on, and after a restart; gives their number of parameters."""
         self._replacing += 1
@@ -227,7 +217,7 @@ class Supervisor:
         self._spec = msgspec.structs.replace(self._spec, weights=path)
         return answer.parameters
 
-    async def _ask(self, command: Submit | Embed | Weights, kind: type[T]) -> T:
+    async def _ask(self, command: Submit | Weights, kind: type[T]) -> T:
         """Send a command and await its answer."""
         if self.reason is not None or self._writer is None:
             raise EngineFailed(self.reason)
@@ -299,7 +289,7 @@ class Supervisor:
                 self.reason = None
                 self.starts += 1
                 self._settled.set()
-            case Accepted() | Refused() | Vectors() | Replaced():
+            case Accepted() | Refused() | Replaced():
                 future = self._calls.get(report.identity)
                 if future is not None and not future.done():
                     future.set_result(report)

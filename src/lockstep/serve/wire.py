@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from lockstep.serve.params import Output, SamplingParams
+from lockstep.serve.params import Embedding, Output, SamplingParams
 from lockstep.serve.state import Stats
 
 _LENGTH = struct.Struct("<I")
@@ -57,17 +57,11 @@ class Submit(Message, frozen=True):
     timeout: float | None = None
     salt: str | None = None
     client: str = ""
+    embedding: Embedding | None = None
 
 
 class Abort(Message, frozen=True):
     identity: int
-
-
-class Embed(Message, frozen=True):
-    identity: int
-    prompts: list[list[int]]
-    pooling: Literal["mean", "last"]
-    unit: bool
 
 
 class Weights(Message, frozen=True):
@@ -79,7 +73,7 @@ class Ping(Message, frozen=True):
     """Asks for a Pong, which comes between two steps: whether the engine still works."""
 
 
-Command = EngineSpec | Submit | Abort | Embed | Weights | Ping
+Command = EngineSpec | Submit | Abort | Weights | Ping
 
 
 class Vocabulary(Message, frozen=True):
@@ -113,13 +107,6 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-class Vectors(Message, frozen=True):
-    """float32, little-endian, a vector for each prompt."""
-
-    identity: int
-    vectors: list[bytes]
-
-
 class Replaced(Message, frozen=True):
     identity: int
     parameters: int
@@ -143,7 +130,7 @@ class Failed(Message, frozen=True):
     mistake: bool = False
 
 
-Report = Vocabulary | Ready | Accepted | Refused | Vectors | Replaced | Told | Pong | Failed
+Report = Vocabulary | Ready | Accepted | Refused | Replaced | Told | Pong | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)

@@ -77,14 +77,13 @@ class Server:
 
     def __init__(self, side: Side, values: dict[str, str]) -> None:
         self.side = side
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        filled = {**values, "port": str(port)}
-        program = side.program.format(**filled)
+        program = side.program.format(**values)
         if program and not Path(program).exists():
             raise LockstepError(f"{side.name} is not installed: {program} is missing. Run benchmarks/peers.sh first.")
+        self._held = _free_port()
+        port = self._held.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        filled = {**values, "port": str(port)}
         self._command = [part.format(**filled) for part in side.command]
         # A start from warm caches finds its byte code there, as an installed program's is.
         self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
@@ -131,6 +130,7 @@ class Server:
     def end(self) -> None:
         self._kill()
         self._log.close()
+        self._held.close()
 
     def peak_memory(self) -> int:
         """Bytes: the largest resident memory of its processes so far, added up."""
@@ -155,6 +155,17 @@ class Server:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
+
+
+def _free_port() -> socket.socket:
+    """A socket that keeps its port for a server: bound, and not listening, so that only one that shares addresses, as
+    servers do, can bind it too, and the system gives it to nobody who asks for any port."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def _group(leader: int) -> list[int]:

@@ -117,7 +117,7 @@ def _tokens(app: FastAPI, service: Service) -> None:
                 service.chat, body.messages, body.add_generation_prompt, None, body.chat_template_kwargs
             )
         else:
-            ids = await asyncio.to_thread(service.encode, body.prompt or "", body.add_special_tokens)
+            ids = await asyncio.to_thread(service.tokenizer.encode, body.prompt or "", body.add_special_tokens)
         return json_response({"count": len(ids), "max_model_len": service.max_length, "tokens": ids})
 
     @app.post("/detokenize")

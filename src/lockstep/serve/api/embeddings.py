@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
 from lockstep.serve.api.errors import ApiError
 from lockstep.serve.api.respond import json_response, until_gone
 from lockstep.serve.api.schema import EmbeddingRequest
-from lockstep.serve.api.service import Service
+from lockstep.serve.api.service import Service, raise_if_failed
+from lockstep.serve.params import Embedding, SamplingParams
+from lockstep.serve.pooling import Vector
 
 
 async def embeddings(service: Service, body: EmbeddingRequest, request: Request) -> Response:
     service.check_model(body.model)
     prompts = await asyncio.to_thread(_prompts, service, body)
-    vectors = await until_gone(request, _vectors(service, body, prompts), lambda: None)
+    vectors = await until_gone(request, _vectors(service, body, prompts, request.state.client), lambda: None)
     count = sum(map(len, prompts))
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, body)}
@@ -41,31 +42,40 @@ def _prompts(service: Service, body: EmbeddingRequest) -> list[list[int]]:
     return prompts
 
 
-async def _vectors(service: Service, body: EmbeddingRequest, prompts: list[list[int]]) -> list[NDArray[np.float32]]:
-    """A pass at a time, whoever asks, so that generation goes on in between."""
-    pooling, unit = body.pooling or "mean", body.normalize is not False
-    vectors: list[NDArray[np.float32]] = []
-    for part in batches([len(prompt) for prompt in prompts], service.config.max_batch_tokens):
-        async with service.embedding:
-            vectors += await service.engine.embed(prompts[part], pooling, unit)
-    if not all(np.isfinite(vector).all() for vector in vectors):
-        raise ApiError(500, "the model gave hidden states that are not finite: its weights are damaged.")
-    return vectors
+async def _vectors(
+    service: Service, body: EmbeddingRequest, prompts: Sequence[list[int]], client: str | None
+) -> list[Vector]:
+    """Each prompt is a request of its own to the engine, and no more of them at once than it runs together: the queue
+    is for others too."""
+    room = asyncio.Semaphore(service.config.max_running)
+    wanted = Embedding(body.pooling or "mean", body.normalize is not False)
+
+    async def one(prompt: list[int]) -> Vector:
+        async with room:
+            return await _vector(service, prompt, wanted, client or body.user or "")
+
+    tasks = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:  # one is refused, or the client is gone: nobody wants the others
+        for task in tasks:
+            task.cancel()
 
 
-def batches(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Consecutive prompts that go through the model together: at most `most` tokens, or a single prompt."""
-    start = total = 0
-    for end, length in enumerate(lengths):
-        if end > start and total + length > most:
-            yield slice(start, end)
-            start, total = end, 0
-        total += length
-    if start < len(lengths):
-        yield slice(start, len(lengths))
+async def _vector(service: Service, prompt: list[int], wanted: Embedding, client: str) -> Vector:
+    request = await service.engine.submit(
+        prompt, SamplingParams(max_tokens=0), timeout=service.config.request_timeout, client=client, embedding=wanted
+    )
+    try:
+        (output,) = [output async for output in request.outputs()]
+        raise_if_failed(output)
+        return np.frombuffer(output.vector, dtype="<f4")
+    finally:
+        if request.running:
+            service.engine.abort(request)
 
 
-def _encoded(vector: NDArray[np.float32], body: EmbeddingRequest) -> list[float] | str:
+def _encoded(vector: Vector, body: EmbeddingRequest) -> list[float] | str:
     """base64: of the little-endian float32 values."""
     if body.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from lockstep.serve.api.errors import explain
 
 T = TypeVar("T")
+to_json = msgspec.json.Encoder().encode
 
 
 class ClientGone(Exception):
@@ -22,8 +23,8 @@ class ClientGone(Exception):
 
 
 def json_response(body: Any, status: int = 200) -> Response:
-    """Floats are written so that reading them gives the same bits back (Python's shortest repr)."""
-    return Response(json.dumps(body, ensure_ascii=False, allow_nan=False), status, media_type="application/json")
+    """Floats, all of them finite, are written so that reading them gives the same bits back (the shortest digits)."""
+    return Response(to_json(body), status, media_type="application/json")
 
 
 async def until_gone(request: Request, work: Awaitable[T], on_end: Callable[[], None]) -> T:
@@ -70,8 +71,7 @@ class EventStream(Response):
         try:
             async with aclosing(self._events) as events:  # type: ignore[type-var]
                 async for event in events:
-                    text = json.dumps(event, ensure_ascii=False, allow_nan=False)
-                    await _data(send, text, event["type"] if self._typed else None)
+                    await _data(send, to_json(event), event["type"] if self._typed else None)
                     # A client may be found gone by this very write. That is told in the next turn of the loop: until
                     # then, events that are ready already would be written to nobody.
                     await asyncio.sleep(0)
@@ -79,15 +79,15 @@ class EventStream(Response):
             said = explain(error).body
             if self._typed:
                 said = {**said["error"], "type": "error", "sequence_number": 0}
-            await _data(send, json.dumps(said), "error" if self._typed else None)
+            await _data(send, to_json(said), "error" if self._typed else None)
         if not self._typed:
-            await _data(send, "[DONE]")
+            await _data(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _data(send: Send, text: str, name: str | None = None) -> None:
-    head = "" if name is None else f"event: {name}\n"
-    await send({"type": "http.response.body", "body": f"{head}data: {text}\n\n".encode(), "more_body": True})
+async def _data(send: Send, data: bytes, name: str | None = None) -> None:
+    head = b"" if name is None else f"event: {name}\n".encode()
+    await send({"type": "http.response.body", "body": b"%sdata: %s\n\n" % (head, data), "more_body": True})
 
 
 async def _disconnected(receive: Receive) -> None:

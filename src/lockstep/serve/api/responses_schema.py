@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from lockstep.serve.api.schema import (
+    FIRST,
     Body,
     Called,
     ChatRequest,
@@ -45,10 +46,13 @@ class OutputText(Body):
     logprobs: list[Any] | None = None
 
 
+Part = Annotated[InputText | OutputText, Field(discriminator="type")]
+
+
 class InputMessage(Body):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[Annotated[InputText | OutputText, Field(discriminator="type")]], Field(min_length=1)]
+    content: Text | Annotated[list[Part], Field(min_length=1), FIRST]
     id: Text | None = None
     status: Status | None = None
     phase: Text | None = None
@@ -153,7 +157,7 @@ class ResponsesRequest(Body):
     """POST /v1/responses."""
 
     model: Text
-    input: Text | Annotated[list[Item], Field(min_length=1)]
+    input: Text | Annotated[list[Item], Field(min_length=1), FIRST]
     instructions: Text | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

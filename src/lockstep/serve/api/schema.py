@@ -25,6 +25,9 @@ Text = Annotated[str, AfterValidator(_encodable)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
+FIRST = Field(fail_fast=True)
+"""Of a long list the first mistake is enough: an error for each of a million items would take minutes to write down."""
+Ids = Annotated[list[TokenId], Field(min_length=1), FIRST]
 
 
 def json_object(text: str) -> str:
@@ -97,7 +100,7 @@ class Sampling(Body):
     logit_bias: dict[Text, Annotated[float, Field(ge=-100, le=100)]] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=16), FIRST] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -111,7 +114,7 @@ class Sampling(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     structured_outputs: Structured | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], FIRST] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     """Add `token_ids` and `prompt_token_ids` to each choice: text does not identify tokens."""
@@ -139,9 +142,9 @@ class CompletionRequest(Sampling):
 
     prompt: (
         Text
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1, max_length=1024)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=1024)]
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=1024), FIRST]
+        | Annotated[list[Ids], Field(min_length=1, max_length=1024), FIRST]
     )
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
     echo: bool | None = None
@@ -213,7 +216,7 @@ class Message(Body):
     """One message. Images and audio are not offered."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: Text | Annotated[list[TextPart], Field(min_length=1), FIRST] | None = None
     name: Text | None = None
     tool_call_id: Text | None = None
     # Clients send back whole answers, with everything that was not in them.
@@ -273,7 +276,7 @@ Variables = Annotated[dict[str, Any], AfterValidator(_no_names_of_ours)]
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FIRST]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Count | None = None
@@ -343,9 +346,9 @@ class EmbeddingRequest(Body):
     model: Text
     input: (
         Text
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1, max_length=2048)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=2048), FIRST]
+        | Annotated[list[Ids], Field(min_length=1, max_length=2048), FIRST]
     )
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -368,7 +371,7 @@ class TokenizeRequest(Body):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1), FIRST] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: Variables | None = None
@@ -384,7 +387,7 @@ class DetokenizeRequest(Body):
     """POST /detokenize."""
 
     model: Text | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], FIRST]
 
 
 class WeightsRequest(Body):

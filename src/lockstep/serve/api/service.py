@@ -19,6 +19,7 @@ from lockstep.serve.api.token_text import TokenTexts
 from lockstep.serve.params import Output, SamplingParams
 from lockstep.serve.replicas import Replicas
 from lockstep.serve.sampler import draw_seed
+from lockstep.serve.state import PromptTooLong
 from lockstep.serve.structured import StructuredOutputs
 from lockstep.serve.supervisor import EngineFailed, Request
 
@@ -34,8 +35,6 @@ class Service:
     engine: Replicas
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
-    embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a batch of embeddings is computed: the engine does one between two of its steps."""
     _texts: TokenTexts | None = None
 
     @property
@@ -60,6 +59,12 @@ class Service:
             )
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of a prompt. PromptTooLong for one that is so long that it cannot fit, before it is tokenized."""
+        if len(text) > self.max_length and len(text) > self.max_length * self.tokenizer.longest:
+            raise PromptTooLong(
+                f"this model's maximum context length is {self.max_length} tokens, of at most {self.tokenizer.longest} "
+                f"characters each, but the prompt has {len(text)} characters: shorten the prompt."
+            )
         return self.tokenizer.encode(text, add_special=add_special)
 
     def chat(
@@ -73,7 +78,8 @@ class Service:
         if tools and "tools" not in (self.tokenizer.template or ""):
             raise ApiError(400, "this model's chat template does not know tools: remove them.", "tools")
         plain = [message.plain() for message in messages]
-        return self.tokenizer.chat(plain, add_generation_prompt, tools, **(variables or {}))
+        text = self.tokenizer.render(plain, add_generation_prompt, tools, **(variables or {}))
+        return self.encode(text, add_special=False)
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class Run:
                 elif isinstance(output, BaseException):
                     raise output
                 else:
-                    _raise_if_failed(output)
+                    raise_if_failed(output)
                     yield index, output
         finally:
             for task in tasks:
@@ -224,7 +230,8 @@ def structure_of(body: Sampling) -> StructuredOutputs | None:
     return None if given is None else StructuredOutputs(**given.fields())
 
 
-def _raise_if_failed(output: Output) -> None:
+def raise_if_failed(output: Output) -> None:
+    """ApiError where the engine could not go on, or the deadline came."""
     if output.error is not None:
         raise ApiError(400 if output.refused else 500, output.error)
     if output.finish_reason == "timeout":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.ops import Numerics
@@ -10,6 +12,9 @@ from lockstep.parallel.partition import Partition
 from lockstep.parallel.schedules import schedule
 from lockstep.parallel.stages import stages_of
 from lockstep.serve.tp.gathered import Gathered
+
+if TYPE_CHECKING:
+    from lockstep.model import Model, PackedCache
 
 ServedPart = Partition | Gathered
 """A rank's part: in canonical segments whose products are summed, or by outputs that are gathered."""
@@ -57,3 +62,18 @@ def partition(config: ModelConfig, mesh: Mesh, numerics: Numerics) -> ServedPart
         return Gathered(config, mesh)
     table = schedule("1f1b", 1, 1)
     return Partition(config, mesh, table, stages_of(config.num_layers, table, config.tie_embeddings), shared_head=True)
+
+
+def load_part(
+    path: str, mesh: Mesh, dtype: str, numerics: Numerics, packed: PackedCache | None
+) -> tuple[Model, ServedPart]:
+    """This rank's part of a model on disk: it reads its own slices from the mapped files, or from the cache."""
+    from lockstep.model import load
+
+    parts: list[ServedPart] = []
+
+    def cut(config: ModelConfig) -> ServedPart:
+        parts.append(partition(config, mesh, numerics))
+        return parts[-1]
+
+    return load(path, dtype=dtype, numerics=numerics, packed=packed, part=cut), parts[0]

@@ -8,18 +8,17 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
-from lockstep.model import Decoder, Model, PackedCache, load
+from lockstep.model import Decoder, Model, PackedCache
 from lockstep.model.lora import has_lora
-from lockstep.ops import Numerics, Packed, Paged, operators
+from lockstep.ops import Numerics, Paged, operators
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.join import meet
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.transport import PeerLost
 from lockstep.serve.launch import Launched, launch_ranks, share_of_cores
 from lockstep.serve.runner import Level, Runner
-from lockstep.serve.tp.fit import ServedPart, fitted, partition
+from lockstep.serve.tp.fit import ServedPart, fitted, load_part, partition
 from lockstep.serve.tp.messages import Join, Pages
 from lockstep.serve.tp.orders import Lead
 from lockstep.serve.tp.processes import Processes
@@ -49,16 +48,10 @@ class Group:
         with _starting(tp, ranks) as processes:
             processes.tell(Join(0, tp, str(processes.meeting), path, None, {}, dtype, numerics, kept))
             mesh = _meet(processes, tp)
-            parts: list[ServedPart] = []
-
-            def cut(config: ModelConfig) -> ServedPart:
-                parts.append(partition(config, mesh, numerics))
-                return parts[-1]
-
-            model = load(path, dtype=dtype, numerics=numerics, packed=packed, part=cut)
+            model, part = load_part(path, mesh, dtype, numerics, packed)
             processes.hear()
             processes.have_met()
-            return Group(processes, parts[0], model)
+            return Group(processes, part, model)
 
     @staticmethod
     def share(model: Model, tp: int) -> Group:
@@ -96,7 +89,7 @@ class Group:
         return runner
 
     @contextmanager
-    def passing(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> Iterator[None]:
+    def passing(self, tokens: Tensor, batch: Paged, rows: Tensor) -> Iterator[None]:
         """A pass that the others join in; the first rank's own goes within. Raises RanksLost where one has ended."""
         with self._in_step():
             self._lead.tell_pass(tokens, batch, rows)

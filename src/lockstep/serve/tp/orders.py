@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from lockstep.ops import Packed, Paged
+from lockstep.ops import Paged
 from lockstep.parallel.collectives import Axis
 from lockstep.parallel.transport import Pending
 
 _PASS, _WEIGHTS = 0, 1
-Pass = tuple[Tensor, Packed | Paged, Tensor]
+Pass = tuple[Tensor, Paged, Tensor]
 """tokens int64 [T], the batch, and the rows int64 [R] whose logits are wanted"""
 Take = Callable[[int, str], Tensor]
 """(rank, name) -> that rank's slice of the parameter"""
@@ -25,10 +25,10 @@ class Lead:
         self._axis = axis
         self._leaving: list[tuple[Pending, Tensor]] = []
 
-    def tell_pass(self, tokens: Tensor, batch: Packed | Paged, rows: Tensor) -> None:
+    def tell_pass(self, tokens: Tensor, batch: Paged, rows: Tensor) -> None:
         """A forward pass, and the rows of it whose logits are wanted: everybody takes part in it next."""
         self._wait()
-        table = batch.page_table if isinstance(batch, Paged) else torch.empty(0, 0, dtype=torch.int32)
+        table = batch.page_table
         header = torch.tensor([_PASS, len(tokens), len(batch.starts), table.shape[1], len(rows)])
         parts = [tokens, batch.positions, batch.starts, table.reshape(-1), rows]
         body = torch.cat([part.to(torch.int32) for part in parts])
@@ -63,8 +63,6 @@ def follow(axis: Axis) -> Pass | None:
         return None
     sizes = [tokens, tokens, starts, (starts - 1) * width, rows]
     ids, positions, begins, table, chosen = _received(axis, torch.empty(sum(sizes), dtype=torch.int32)).split(sizes)
-    if not width:
-        return ids.long(), Packed(positions, begins), chosen.long()
     return ids.long(), Paged(positions, begins, table.view(starts - 1, width)), chosen.long()
 
 

@@ -88,24 +88,18 @@ def _model(join: Join, mesh: Mesh) -> tuple[Model, ServedPart]:
     import torch
 
     from lockstep.config.model import ModelConfig
-    from lockstep.model import Decoder, Model, PackedCache, load
+    from lockstep.model import Decoder, Model, PackedCache
     from lockstep.ops import operators
-    from lockstep.serve.tp.fit import partition
+    from lockstep.serve.tp.fit import load_part, partition
     from lockstep.serve.tp.orders import follow, receive_weights
     from lockstep.serve.weights import give_weights
 
     if join.model is not None:
-        parts: list[ServedPart] = []
-
-        def cut(config: ModelConfig) -> ServedPart:
-            parts.append(partition(config, mesh, join.numerics))
-            return parts[-1]
-
         packed = None
         if join.packed is not None:
             directory, limit, small = join.packed
             packed = PackedCache(log.info, limit, Path(directory), small)
-        return load(join.model, join.dtype, numerics=join.numerics, packed=packed, part=cut), parts[0]
+        return load_part(join.model, mesh, join.dtype, join.numerics, packed)
     part = partition(ModelConfig(**join.config or {}), mesh, join.numerics)
     decoder = Decoder(part.local)
     shapes = {
