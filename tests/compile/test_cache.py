@@ -222,6 +222,12 @@ def test_the_commands_list_and_clear(tmp_path, monkeypatch, capsys):
     listed = capsys.readouterr().out
     assert all(f"avx2-{number}" in listed for number in range(3))
     assert all(path.stem in listed for path, *_ in entries(tmp_path / "lockstep" / "programs"))
+    with monkeypatch.context() as refused:
+        refused.setattr("shutil.rmtree", lambda *_, **__: None)
+        assert run(["cache", "clear", "--programs"]) == 2
+        told = capsys.readouterr()
+    assert told.out.startswith("removed 0 entries")
+    assert "2 entries of" in told.err
     assert run(["cache", "clear", "--programs"]) == 0
     assert "removed 2 entries" in capsys.readouterr().out
     assert not list(entries(tmp_path / "lockstep" / "programs"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.imports import heavy_imports
+from lockstep.errors import LockstepError
 
 
 def clear(
@@ -26,6 +28,13 @@ def clear(
     chosen += [built, built.parent / "objects"] if kernels or every else []
     chosen += [packed_dir()] if weights or every else []
     for directory in chosen:
-        count = sum(1 for path in directory.glob("*") if path.suffix != ".lock")
+        count = _entries(directory)
         shutil.rmtree(directory, ignore_errors=True)  # a running process keeps what it has loaded
-        typer.echo(f"removed {count} entries of {directory}")
+        left = _entries(directory)
+        typer.echo(f"removed {count - left} entries of {directory}")
+        if left:
+            raise LockstepError(f"{left} entries of {directory} could not be removed: check the directory's rights")
+
+
+def _entries(directory: Path) -> int:
+    return sum(1 for path in directory.glob("*") if path.suffix != ".lock")

@@ -36,7 +36,7 @@ def ls(
     objects, weights = kernels.parent / "objects", packed.packed_dir()
     for title, directory, found in (
         ("kernels", kernels, _built(kernels)),
-        ("objects", objects, _built(objects)),
+        ("objects", objects, [_entry(path, "compiled source", size_of(path)) for path in objects.glob("*.o")]),
         ("programs", programs_dir(), [_entry(*one) for one in entries(programs_dir())]),
         ("weights", weights, [_entry(*one) for one in packed.entries(weights)]),
     ):
@@ -61,7 +61,7 @@ def _each(found: Sequence[Entry]) -> list[str]:
 
 
 def _built(directory: Path) -> list[Entry]:
-    """Kernels or objects of them, by instruction set: the first word of their names. A build that goes on is none."""
+    """Kernels by instruction set, the first word of their names. A build that goes on is none."""
     paths = [path for path in directory.glob("*-*") if path.suffix != ".lock" and not path.name.startswith("build-")]
     return [_entry(path, path.name.partition("-")[0], size_of(path)) for path in paths]
 
