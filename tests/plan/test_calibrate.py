@@ -74,7 +74,7 @@ def test_rows_as_mappings(tmp_path):
 def test_bad_rows():
     with pytest.raises(LockstepError, match="no measured steps"):
         calibrate([])
-    with pytest.raises(LockstepError, match="fails on 'layout'"):
+    with pytest.raises(LockstepError, match="row 0 has no layout: it needs model, layout"):
         calibrate([{"model": "llama3-8b"}])
     for step_s in (0, -1, float("nan"), float("inf")):
         with pytest.raises(LockstepError, match="a measured time, is"):
@@ -84,11 +84,20 @@ def test_bad_rows():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layout": {"dp": "x"}}, r"layout\.dp is 'x'"),
+        ({"layout": {"dp": "x"}}, r"row 0: layout\.dp is 'x', expected a whole number"),
         ({"layout": {"dp": 0}}, "dp is 0; give a whole number of at least 1"),
         ({"layout": {"tp": 3}}, "tp 3 does not divide the 32 attention heads"),
-        ({"layout": {"tq": 2}}, "tq"),
-        ({"layout": {"pp": 2, "layers_per_stage": 5}}, r"layout\.layers_per_stage is 5"),
+        ({"layout": {"tq": 2}}, "row 0: layout has an unknown key 'tq': the nearest is 'tp'"),
+        ({"layout": {"dp": "8"}}, r"layout\.dp is '8', expected a whole number"),
+        ({"layout": {"overlap": 1}}, r"layout\.overlap is 1, expected true or false"),
+        ({"layout": {"recompute": "most"}}, r"layout\.recompute is 'most', expected one of"),
+        ({"layout": 5}, "layout is 5, expected a mapping"),
+        ({"sequnces": 64}, "row 0 has an unknown key 'sequnces': the nearest is 'sequences'"),
+        ({"step_s": "3.4"}, "step_s, a measured time, is '3.4'; give a finite number"),
+        (
+            {"layout": {"pp": 2, "layers_per_stage": 5}},
+            r"layout\.layers_per_stage is 5, expected a list \(each a whole number\)",
+        ),
         ({"layout": {"pp": 2, "layers_per_stage": [1, 2, 3]}}, "must be 2 numbers"),
         ({"sequences": 0}, "give a whole number of at least 1"),
     ],
@@ -99,14 +108,14 @@ def test_rows_of_no_run(changes, message):
 
 
 def test_a_row_that_is_no_mapping():
-    with pytest.raises(LockstepError, match="a row is 3"):
+    with pytest.raises(LockstepError, match="row 0 is 3, expected a mapping"):
         calibrate([3])
 
 
 @pytest.mark.parametrize("value", ["0", "-1", ".nan", ".inf"])
 def test_factors_that_are_none(tmp_path, value):
-    (tmp_path / "c.yaml").write_text(f"factors: {{matrix: {value}}}\nlayers: []\n")
-    with pytest.raises(LockstepError, match="not positive and finite"):
+    (tmp_path / "c.yaml").write_text(f"coefficients: 1\nfactors: {{matrix: {value}}}\nlayers: []\n")
+    with pytest.raises(LockstepError, match=r"c\.yaml: factors\.matrix is .*; give a finite number above 0"):
         load_coefficients(tmp_path / "c.yaml")
 
 
@@ -114,7 +123,25 @@ def test_file_round_trip(tmp_path):
     factors = calibrate(runs(Coefficients(matrix=0.9)), CLUSTER)
     save_coefficients(factors, tmp_path / "c.yaml")
     assert load_coefficients(tmp_path / "c.yaml") == factors
-    for text in ("factors: 3", "factors: 0\nlayers: []", "factors: {}\nlayers: [{shape: [.inf], factor: 1}]"):
-        (tmp_path / "bad.yaml").write_text(text)
-        with pytest.raises(LockstepError, match="no coefficients file"):
-            load_coefficients(tmp_path / "bad.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("factors: 3", "expected `coefficients: 1` in it"),
+        ("[1]", r"c\.yaml is \[1\], expected a mapping"),
+        ("coefficients: 1\nfactors: 0\nlayers: []", "factors is 0, expected a mapping"),
+        ("coefficients: 1\nfactors: {matrx: 1}\nlayers: []", "unknown key 'matrx': the nearest is 'matrix'"),
+        ("coefficients: 1\nfactors: {matrix: fast}\nlayers: []", "factors.matrix is 'fast'; give a finite number"),
+        ("coefficients: 1\nfactors: {}\nlayers: 5", "layers is 5; give a list"),
+        ("coefficients: 1\nfactors: {}\nlayers: [5]", "layers, number 0 is 5, expected a mapping"),
+        ("coefficients: 1\nfactors: {}\nlayers: [{shape: [.inf], factor: 1}]", "shape is inf; give a whole number"),
+        ("coefficients: 1\nfactors: {}\nlayers: [{shape: [1], factor: -1}]", "factor is -1; give a finite number"),
+        ("coefficients: 1\nfactors: {}\nlayers: [{shape: [1]}]", "factor is None; give a finite number"),
+        ("coefficients: 1\nfactors: {}\nlayer: []", "unknown key 'layer': the nearest is 'layers'"),
+    ],
+)
+def test_no_coefficients_file(text, message, tmp_path):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(LockstepError, match=message):
+        load_coefficients(tmp_path / "c.yaml")

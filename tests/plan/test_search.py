@@ -108,7 +108,7 @@ def test_uneven_stages_pay_for_the_head():
 
 
 def test_cluster_that_cannot_hold_the_model():
-    with pytest.raises(LockstepError, match=r"16xH100 cannot hold llama3-405b .* GB more than .* What would: \d+xH100"):
+    with pytest.raises(LockstepError, match=r"16xH100 cannot hold llama3-405b .*B more than .* What would: \d+xH100"):
         search("llama3-405b", "16xH100", seq=8192, global_batch_tokens=4 << 20)
     with pytest.raises(LockstepError, match="What would: 64xA100-80"):
         search("llama3-70b", "8xA100-80", seq=4096, global_batch_tokens=1 << 20)
@@ -262,7 +262,7 @@ def test_a_plan_with_a_line_that_says_nothing(plans, tmp_path, change, message):
 @pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [
-        ("layout", "dp", "two", r"layout\.dp is 'two': Input should be a valid integer"),
+        ("layout", "dp", "two", r"layout\.dp is 'two', expected a whole number"),
         ("layout", "micro_batch", 0, r"micro_batch is 0; give a whole number of at least 1"),
         ("layout", "dq", 2, "layout has an unknown key 'dq'"),
         ("layout", "schedule", "1f2b", "unknown schedule '1f2b'"),
@@ -270,6 +270,8 @@ def test_a_plan_with_a_line_that_says_nothing(plans, tmp_path, change, message):
         ("batch", "sequences", 511, "does not divide the 511 sequences"),
         ("model", "layers", None, r"model\.layers is None"),
         ("predicted", "step", 3, "unknown key"),
+        ("predicted", "exposed", {"tp": "none"}, r"predicted\.exposed\.tp is 'none', expected a number"),
+        ("layout", "recompute_per_stage", [1, "x"], r"layout\.recompute_per_stage\.1 is 'x', expected a whole number"),
     ],
 )
 def test_a_plan_that_was_changed_by_hand(plans, tmp_path, section, key, value, message):

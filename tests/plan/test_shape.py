@@ -166,7 +166,7 @@ def test_configs_with_mistakes(text, message, tmp_path):
         ("layers: 2020-13-45\n", "hidden, heads, vocab missing"),  # text, not the date that YAML 1.1 trips over
         ("layers: " + "9" * 5000, "not valid YAML"),
         ("[" * 2_000, "not valid YAML"),
-        ("model: 5\n", "model is 5; give a dict"),
+        ("model: 5\n", "`model` is 5: expected text, or a mapping"),
     ],
 )
 def test_yaml_files_with_mistakes(text, message, tmp_path):

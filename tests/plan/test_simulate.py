@@ -1,5 +1,7 @@
 """The simulator: hand-computed cases, invariants for any schedule and times, and its errors."""
 
+import heapq
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -41,6 +43,65 @@ def test_invariants(case):
             assert got.start[m.receiver][m.before] >= got.end[m.sender][m.after] + comm
     assert all(peak <= table.micro_batches for peak in got.peaks)
     assert all(np.isclose(np.array(h), np.round(np.array(h) * table.chunks) / table.chunks).all() for h in got.held)
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs())
+def test_every_time_and_every_byte_is_that_of_an_event_loop(case):
+    table, times, comm = case
+    got, (start, end, most) = simulate(table, times, comm), event_loop(table, times, comm)
+    for device, row in enumerate(table.rows):
+        assert got.start[device].tolist() == [start[device, i] for i in range(len(row))]
+        assert got.end[device].tolist() == [end[device, i] for i in range(len(row))]
+    assert got.peaks == pytest.approx(most)
+
+
+def event_loop(table, times, comm):
+    """Devices that wake up when a step ends or a message comes, and look whether they can go on: starts and ends by
+    (device, position), and the most activations that each held."""
+    f, b, w = times.grids(table.stages, table.chunks)
+    ended, start, end = {}, {}, {}  # ended: (kind of message, micro-batch, group) -> (device, time)
+    at, free = [0] * table.stages, [0.0] * table.stages
+    holding, most = [0.0] * table.stages, [0.0] * table.stages
+    clock = [(0.0, device) for device in range(table.stages)]
+    while clock:
+        now, device = heapq.heappop(clock)
+        row = table.rows[device]
+        if at[device] == len(row) or free[device] > now:
+            continue
+        step = row[at[device]]
+        came = [
+            ended[key][1] + (comm if ended[key][0] != device else 0.0) if key in ended else np.inf
+            for part in step.parts
+            for key in needed(table, part, table.group(device, part.chunk))
+        ]
+        if any(time > now for time in came):
+            continue  # whoever sends it wakes this device when it has come
+        took = {"F": f, "B": b, "W": w}
+        length = sum(took[kind][device][part.chunk] for part in step.parts for kind in part.kind)
+        length *= times.overlapped if step.partner else 1.0
+        start[device, at[device]], end[device, at[device]] = now, now + length
+        holding[device] += sum(1 / table.chunks for part in step.parts if part.kind == "F")
+        most[device] = max(most[device], holding[device])
+        holding[device] -= sum(1 / table.chunks for part in step.parts if "W" in part.kind)
+        at[device], free[device] = at[device] + 1, now + length
+        for part in step.parts:
+            for kind in set(part.kind) & set("FB"):
+                ended[kind, part.micro_batch, table.group(device, part.chunk)] = (device, now + length)
+        for other in range(table.stages):
+            heapq.heappush(clock, (now + length + (comm if other != device else 0.0), other))
+    assert all(at[device] == len(row) for device, row in enumerate(table.rows))
+    return start, end, most
+
+
+def needed(table, part, group):
+    """The steps whose results a plain step takes."""
+    if part.kind == "F":
+        return [("F", part.micro_batch, group - 1)] if group else []
+    if part.kind == "W":
+        return [("B", part.micro_batch, group)]
+    above = [("B", part.micro_batch, group + 1)] if group + 1 < table.groups else []
+    return [("F", part.micro_batch, group), *above]
 
 
 def critical_path(table, times, comm) -> float:

@@ -7,7 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from lockstep.parallel.schedules import NAMES
 from lockstep.plan import StageTimes, save_timeline, schedule, simulate, timeline_html, timeline_text, trace
 
 TIMES = StageTimes(3.0, 4.0, 2.0)
@@ -57,6 +60,41 @@ def test_trace_holds_steps_memory_and_messages(simulation, tmp_path):
     assert sent.keys() == used.keys()
     assert len(sent) == 8 * 6 * 2
     assert all(sent[i]["ts"] < used[i]["ts"] and sent[i]["pid"] != used[i]["pid"] for i in sent)
+
+
+@settings(max_examples=30, deadline=None)
+@given(times=st.tuples(*[st.floats(1e-7, 3.0)] * 3), comm=st.floats(0, 0.1), name=st.sampled_from(NAMES))
+def test_trace_is_one_that_viewers_take(times, comm, name):
+    """The rules of the Trace Event Format, as a viewer that counts whole nanoseconds reads the numbers."""
+    run = simulate(
+        schedule(name, 3, 7, comm=comm, chunks=2 if name == "interleaved" else None), StageTimes(*times), comm
+    )
+    content = json.loads(json.dumps(trace(run, seconds_per_unit=1.0)))
+    events, last, counted = content["traceEvents"], {}, {}
+    assert {e["ph"] for e in events} <= set("MXCsf")
+    names = {(e["pid"], e["tid"]): e["args"] for e in events if e["name"] == "thread_name"}
+    arrows = {ph: [(e["cat"], e["name"], e["id"]) for e in events if e["ph"] == ph] for ph in "sf"}
+    assert sorted(arrows["s"]) == sorted(arrows["f"]), "every arrow has one beginning and one end"
+    assert len(set(arrows["s"])) == len(arrows["s"])
+    slices = {}
+    for event in events:
+        assert event["pid"] > 0 < event["tid"]
+        assert (event["pid"], event["tid"]) in names
+        at = int(event["ts"] * 1000)
+        assert at >= 0
+        if event["ph"] == "X":
+            took = int(event["dur"] * 1000)
+            assert took >= 0
+            assert at >= last.get(event["pid"], 0), "steps of a device come one after the other"
+            last[event["pid"]] = at + took
+            slices.setdefault(event["pid"], []).append((at, at + took))
+        if event["ph"] == "C":
+            assert at >= counted.get(event["pid"], (0, 0))[0]
+            counted[event["pid"]] = (at, event["args"]["held"])
+    assert {pid: (last[pid], 0.0) for pid in last} == counted, "at the end nothing is held"
+    for event in (e for e in events if e["ph"] in "sf"):
+        at = int(event["ts"] * 1000)
+        assert any(begin <= at <= end for begin, end in slices[event["pid"]]), "an arrow binds to a step"
 
 
 def test_trace_unit(simulation):

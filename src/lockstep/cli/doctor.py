@@ -52,7 +52,7 @@ def doctor(
 
         with Console(stderr=True).status("measuring products, memory and messages ..."):
             calibrate_machine(calibrate, processes)
-        typer.echo(f"wrote {calibrate}; plan with it: lockstep plan MODEL --cluster {processes}x{calibrate}")
+        typer.echo(f"wrote {calibrate}; plan with it: lockstep plan MODEL --cluster {calibrate}")
         return
     with Console(stderr=True).status("measuring this machine ..."):
         lines = list(findings())

@@ -31,29 +31,38 @@ def plan(
     ] = None,
     pin: Annotated[list[str] | None, typer.Option(help="KEY=VALUE that must not change, such as tp=8.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 5,
-    dtype: Annotated[str, typer.Option(help="Compute dtype of matrix products.")] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="Compute dtype of matrix products.  [default: what a run's YAML says, or bf16]")
+    ] = None,
     coefficients: Annotated[Path | None, typer.Option(help="A file from `lockstep plan calibrate`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.  [default: plan.yaml or coefficients.yaml]")] = None,
     picture: Annotated[bool, typer.Option("--report/--no-report", help="Write a page and a trace beside it.")] = True,
 ) -> None:
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
+        given = {
+            "--seq": seq,
+            "--global-batch-tokens": global_batch_tokens,
+            "--pin": pin,
+            "--coefficients": coefficients,
+        }
+        if unused := [name for name, value in given.items() if value]:
+            raise LockstepError(f"plan calibrate takes --cluster and --out; leave out {', '.join(unused)}.")
         return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
     if measured is not None:
         raise LockstepError(
             f"plan {model} {measured}: one model at a time; only `plan calibrate` takes a file behind it."
         )
-    path = out or Path("plan.yaml")
-    if picture and path.suffix == ".html":
-        raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")
-    from lockstep.plan import Batch, search_to_run
-    from lockstep.plan.of_run import batch_of_run
+    from lockstep.plan import search_to_run
+    from lockstep.plan.of_run import asked_of, batch_of, dtype_of
     from lockstep.plan.report import report
 
-    started, pinned, factors = time.perf_counter(), pins(pin or []), _coefficients(coefficients)
-    asked = batch_of_run(model) or Batch(512, 8192)
+    started, files = time.perf_counter(), _files(out or Path("plan.yaml"), picture)
+    pinned, factors = pins(pin or []), _coefficients(coefficients)
+    shape, run = asked_of(model)
+    asked, dtype = batch_of(run), dtype or dtype_of(run)
     found = search_to_run(
-        model,
+        shape,
         cluster,
         seq=asked.seq if seq is None else seq,
         global_batch_tokens=asked.tokens if global_batch_tokens is None else tokens(global_batch_tokens),
@@ -61,21 +70,31 @@ def plan(
         top=top,
         coefficients=factors,
         dtype=dtype,
+        run=run,
     )
     plans = found.plans
-    plans[0].save(path)
-    typer.echo(report(plans, cluster))
-    if found.note:
-        typer.echo(f"\nnote: {found.note}")
-    written = [path]
+    plans[0].save(files[0])
     if picture:
         from lockstep.plan.report_page import save_report
 
-        written += [path.with_suffix(".html"), path.with_suffix(".trace.json")]
         with _writing():
-            save_report(plans, cluster, written[1], written[2], pinned, factors, dtype)
-    typer.echo(f"\nwrote {', '.join(map(str, written))} in {time.perf_counter() - started:.1f} s")
+            save_report(plans, cluster, files[1], files[2], pinned, factors, dtype)
+    took = f"wrote {', '.join(map(str, files))} in {time.perf_counter() - started:.1f} s"
+    # Said last: whoever reads may close the pipe after a line.
+    typer.echo("\n".join([report(plans, cluster), *([f"\nnote: {found.note}"] if found.note else []), "", took]))
     return None
+
+
+def _files(path: Path, picture: bool) -> list[Path]:
+    """What is written: the plan and, beside it, the page and the trace. Raises LockstepError where that cannot be."""
+    from lockstep.plan.yaml_file import check_can_write
+
+    files = [path, *([path.with_suffix(".html"), path.with_suffix(".trace.json")] if picture else [])]
+    if path in files[1:]:
+        raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")
+    for file in files:
+        check_can_write(file)
+    return files
 
 
 def tokens(text: str) -> int:
@@ -120,9 +139,11 @@ def _calibrate(measured: Path | None, cluster: str, out: Path) -> None:
     from lockstep.plan import calibrate, load_cluster
     from lockstep.plan.calibrate import load_measured
     from lockstep.plan.coefficients import save_coefficients
+    from lockstep.plan.yaml_file import check_can_write
 
     if measured is None:
         raise LockstepError("plan calibrate needs a file of measured steps: lockstep plan calibrate steps.yaml.")
+    check_can_write(out)
     rows = load_measured(measured)
     found = calibrate(rows, load_cluster(cluster))
     with _writing():

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from lockstep.errors import LockstepError
-from lockstep.given import number, whole
+from lockstep.given import instance, number, whole
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import FITTED, Coefficients, from_logs, layer_keys
 from lockstep.plan.columns import Column, Columns, join, layout_columns
@@ -23,6 +22,7 @@ from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.shape import ModelShape, megatron_gpt
 from lockstep.plan.steptime import step_time
+from lockstep.plan.typed import known_keys, typed
 from lockstep.plan.yaml_file import read_yaml
 
 _NOISE = 0.04
@@ -52,46 +52,50 @@ def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: str | Clust
     """
     if isinstance(rows, (str, Mapping)) or not isinstance(rows, Iterable):
         raise LockstepError(f"calibrate: rows is {rows!r:.60}; give a list of measured steps.")
-    measured = [row if isinstance(row, Measured) else measured_row(row) for row in rows]
+    measured = [row if isinstance(row, Measured) else measured_row(row, f"row {i}") for i, row in enumerate(rows)]
     if not measured:
         raise LockstepError("calibrate: no measured steps given: it needs at least one row with step_s.")
     for i, row in enumerate(measured):
-        number(row.step_s, f"calibrate: step_s of row {i}, a measured time,", above=True)
-        check_layout(row.layout, model_shape(row.model), row.batch, row.layout.devices)
+        _check(row, f"calibrate: row {i}")
     place = cluster_of("8xA100-80" if cluster is None else cluster)
     return fit(measured_columns(measured), np.array([row.step_s for row in measured]), place)
 
 
-def measured_row(row: Mapping[str, Any]) -> Measured:
-    """A mapping, as read from a file of measurements, as ``Measured``.
+def measured_row(row: Mapping[str, Any], what: str = "a row") -> Measured:
+    """A mapping, as read from a file of measurements, as ``Measured``. what: how messages name it.
 
     Either ``model`` (anything ``model_shape`` takes), ``layout`` (fields of ``Layout``), ``sequences``, ``seq``,
     ``step_s``; or one flat row with the columns of vTrain's tables, a GPT that Megatron-DeepSpeed trained: ``layers``,
     ``hidden``, ``heads``, ``seq``, ``tp``, ``dp``, ``pp``, ``micro_batch``, ``global_batch``, ``iteration_ms``.
+    Raises LockstepError for a value that is missing or of another type; whether they go together, `calibrate` says.
     """
-    if not isinstance(row, Mapping):
-        raise LockstepError(f"calibrate: a row is {row!r}: expected model, layout, sequences, seq and step_s.")
+    if isinstance(row, Mapping) and "iteration_ms" in row:
+        return _flat_row(row, f"calibrate: {what}")
+    known_keys(row, _ROW, f"calibrate: {what}")
+    if missing := [name for name in _ROW if name not in row]:
+        raise LockstepError(f"calibrate: {what} has no {missing[0]}: it needs {', '.join(_ROW)}.")
+    layout = typed(Layout, row["layout"], f"calibrate: {what}: layout")
+    batch = Batch(*(whole(row[name], f"calibrate: {what}: {name}") for name in ("sequences", "seq")))
+    return Measured(model_shape(row["model"]), layout, batch, row["step_s"])
+
+
+_ROW = ("model", "layout", "sequences", "seq", "step_s")
+
+
+def _check(row: Measured, what: str) -> None:
+    """Raise LockstepError for a time that is none, or a layout that suits neither model nor batch."""
+    number(row.step_s, f"{what}: step_s, a measured time,", above=True)
     try:
-        if "iteration_ms" in row:
-            return _flat_row(row)
-        Layout(**row["layout"])  # refuses an unknown key
-        layout = TypeAdapter(Layout).validate_python(row["layout"])
-        batch, shape = Batch(*(_whole(row, name) for name in ("sequences", "seq"))), model_shape(row["model"])
-        check_layout(layout, shape, batch, layout.devices)
-        return Measured(shape, layout, batch, float(row["step_s"]))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, ("layout", *first["loc"])))
-        raise LockstepError(f"calibrate: {name} is {first['input']!r}: {first['msg']}, in {dict(row)}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise LockstepError(
-            f"calibrate: a row needs model, layout, sequences, seq and step_s; this one fails on {error}: {dict(row)}"
-        ) from error
+        check_layout(row.layout, model_shape(row.model), row.batch, instance(row.layout, Layout, "layout").devices)
+    except LockstepError as error:
+        raise LockstepError(f"{what}: {error}") from error
 
 
-def _flat_row(row: Mapping[str, Any]) -> Measured:
+def _flat_row(row: Mapping[str, Any], what: str) -> Measured:
     """1F1B, full recomputation, nothing sharded, no overlap: how those tables were measured."""
-    given = {name: _whole(row, name) for name in _FLAT}
+    if missing := [name for name in _FLAT if name not in row]:
+        raise LockstepError(f"{what} has no {missing[0]}: a flat row needs {', '.join(_FLAT)} and iteration_ms.")
+    given = {name: int(_number(row, name, what)) for name in _FLAT}
     shape = megatron_gpt(given["layers"], given["hidden"], given["heads"], given["seq"])
     layout = Layout(
         pp=given["pp"],
@@ -102,16 +106,18 @@ def _flat_row(row: Mapping[str, Any]) -> Measured:
         sequence_parallel=False,
         overlap=False,
     )
-    batch = Batch(given["global_batch"], given["seq"])
-    check_layout(layout, shape, batch, layout.devices)
-    return Measured(shape, layout, batch, float(row["iteration_ms"]) / 1e3)
+    return Measured(shape, layout, Batch(given["global_batch"], given["seq"]), _number(row, "iteration_ms", what) / 1e3)
 
 
-def _whole(row: Mapping[str, Any], name: str) -> int:
-    """A whole number, which a table read from CSV has as text."""
-    value = row[name]
-    read = float(value) if isinstance(value, str) else value
-    return whole(int(read) if isinstance(read, float) and read.is_integer() else value, f"calibrate: {name}")
+def _number(row: Mapping[str, Any], name: str, what: str) -> float:
+    """A number, which a table read from CSV has as text; a whole one but for the time."""
+    try:
+        value = float(row[name]) if isinstance(row[name], str) else row[name]
+    except ValueError as error:
+        raise LockstepError(f"{what}: {name} is {row[name]!r:.60}; give a number.") from error
+    if name == "iteration_ms":
+        return number(value, f"{what}: {name}", above=True)
+    return whole(int(value) if isinstance(value, float) and value.is_integer() else value, f"{what}: {name}")
 
 
 def load_measured(path: str | Path) -> list[Measured]:
@@ -121,7 +127,7 @@ def load_measured(path: str | Path) -> list[Measured]:
         raise LockstepError(
             f"calibrate: {path} must hold a list of rows with model, layout, sequences, seq and step_s."
         )
-    return [measured_row(row) for row in content]
+    return [measured_row(row, f"row {i} of {path}") for i, row in enumerate(content)]
 
 
 def measured_columns(rows: Sequence[Measured]) -> Columns:

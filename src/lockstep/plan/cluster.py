@@ -16,6 +16,8 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.given import instance, number, whole
+from lockstep.plan.topology import Topology
+from lockstep.plan.typed import known_keys, typed
 from lockstep.plan.yaml_file import read_yaml
 
 _LIBRARY = Path(__file__).with_name("clusters")
@@ -68,7 +70,8 @@ class Level:
 
     ``size``: devices that reach one another at this level (the outermost holds everything). ``gb_s``: bus bandwidth
     of one device in one direction as collectives reach it (nccl-tests' busbw). ``latency_us`` per call, ``hop_us``
-    per further rank.
+    per further rank. ``topology``: ``switch`` where any two reach one another at the whole bandwidth, ``mesh`` where
+    every two have a link of their own, ``ring`` where each has links to its two neighbours (`lockstep.plan.topology`).
     """
 
     name: str
@@ -76,6 +79,7 @@ class Level:
     gb_s: float
     latency_us: float
     hop_us: float
+    topology: Topology = "switch"
 
 
 @dataclass(frozen=True)
@@ -178,22 +182,14 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
-    if unknown := [key for key in description if key not in _KEYS]:
-        near = get_close_matches(unknown[0], _KEYS, n=1, cutoff=0.0)[0]
-        raise LockstepError(
-            f"cluster description {kind!r} has an unknown key {unknown[0]!r}: the nearest is {near!r}; known are "
-            f"{', '.join(_KEYS)}."
-        )
-    try:
-        device = Device(name=str(description["name"]), **description["device"])
-        levels = tuple(Level(**level) for level in description["levels"])
-    except (KeyError, TypeError) as error:
-        raise LockstepError(
-            f"cluster description {kind!r} is incomplete or has an unknown key: {error}. "
-            "A packaged file of plan/clusters shows every key."
-        ) from error
     where = f"cluster description {kind!r}"
-    names = [instance(level.name, str, f"{where}: name of a level") for level in levels]
+    known_keys(description, _KEYS, where)
+    given = description.get("device")
+    named = {**given, "name": description.get("name")} if isinstance(given, dict) else given
+    device = typed(Device, named, f"{where}: device")
+    listed = enumerate(instance(description.get("levels"), list, f"{where}: levels"))
+    levels = tuple(typed(Level, level, f"{where}: level {i}") for i, level in listed)
+    names = [level.name for level in levels]
     if twice := [name for name in names if names.count(name) > 1]:
         raise LockstepError(f"{where}: two levels are called {twice[0]!r}; name each once.")
     _check_device(device, where)
@@ -205,6 +201,7 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
             number(getattr(level, name), f"{where}: {name} of level {level.name}", most=_FASTEST)
     if not levels or any(b.size < a.size for a, b in pairwise(levels)):
         raise LockstepError(f"{where}: levels must be listed from the inside out, sizes growing.")
+    instance(description.get("aliases", []), list, f"{where}: aliases")
     sources = tuple(str(source) for source in instance(description.get("sources", []), list, f"{where}: sources"))
     uncertainty = float(description.get("uncertainty", 1.0))
     return Cluster(f"{devices}x{device.name}", devices, device, levels, sources, uncertainty)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lockstep.errors import LockstepError
-from lockstep.given import instance, number
+from lockstep.given import instance, number, whole
 from lockstep.plan.columns import Column, Columns
+from lockstep.plan.typed import known_keys
 from lockstep.plan.yaml_file import read_yaml, write_yaml
 
 Key = tuple[int, ...]
+_VERSION = 1
+"""Of the file."""
 
 
 @dataclass(frozen=True)
@@ -117,20 +121,28 @@ def checked(factors: Coefficients | None) -> Coefficients:
 def save_coefficients(factors: Coefficients, path: str | Path) -> None:
     """Write a YAML file that ``load_coefficients`` reads."""
     layers = [{"shape": list(key), "factor": value} for key, value in factors.layer.items()]
-    content = {"coefficients": 1, "factors": factors.factors(), "layers": layers}
+    content = {"coefficients": _VERSION, "factors": factors.factors(), "layers": layers}
     write_yaml(path, content)
 
 
 def load_coefficients(path: str | Path) -> Coefficients:
     """Read what ``save_coefficients`` wrote. Raises LockstepError for any other file."""
-    try:
-        content = read_yaml(path, "coefficients file")
-        layers = {tuple(int(n) for n in layer["shape"]): float(layer["factor"]) for layer in content["layers"]}
-        factors = {name: float(value) for name, value in content["factors"].items()}
-        if not all(0 < value < float("inf") for value in (*factors.values(), *layers.values())):
-            raise ValueError("a factor is not positive and finite")
-        return Coefficients(**factors, layer=layers)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+    what = f"coefficients file {path}"
+    content = known_keys(read_yaml(path, "coefficients file"), ("coefficients", "factors", "layers"), what)
+    if content.get("coefficients") != _VERSION:
         raise LockstepError(
-            f"{path} is no coefficients file ({error}): `lockstep plan calibrate STEPS.yaml` writes one."
-        ) from error
+            f"{what}: expected `coefficients: {_VERSION}` in it; `lockstep plan calibrate STEPS.yaml` writes one."
+        )
+    given = known_keys(content.get("factors"), FITTED, f"{what}: factors")
+    factors = {name: number(value, f"{what}: factors.{name}", above=True) for name, value in given.items()}
+    layers = instance(content.get("layers"), list, f"{what}: layers")
+    shapes = dict(_layer(layer, f"{what}: layers, number {i}") for i, layer in enumerate(layers))
+    return Coefficients(**factors, layer=shapes)
+
+
+def _layer(given: Any, what: str) -> tuple[Key, float]:
+    """A layer shape and its factor."""
+    layer = known_keys(given, ("shape", "factor"), what)
+    shape = instance(layer.get("shape"), list, f"{what}: shape")
+    key = tuple(whole(size, f"{what}: shape", least=0) for size in shape)
+    return key, number(layer.get("factor"), f"{what}: factor", above=True)

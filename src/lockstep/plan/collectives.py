@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column
+from lockstep.plan.topology import exchange_share, pair_share, ring_share
 
 
 def all_reduce(size: Any, ranks: Column, stride: Any, cluster: Cluster, factors: Coefficients) -> Column:
@@ -30,10 +31,11 @@ def all_to_all(size: Any, ranks: Column, stride: Any, cluster: Cluster, factors:
     seconds, inside = np.zeros(len(ranks)), np.ones(len(ranks))
     for i, level in enumerate(cluster.levels):
         within = _within(ranks, stride, level.size, last=i + 1 == len(cluster.levels))
-        crossing = (within - inside) / np.maximum(ranks, 1)
-        rate = level.gb_s * 1e9 * (factors.node_bandwidth if i == 0 else factors.network_bandwidth)
+        crossing, met = (within - inside) / np.maximum(ranks, 1), within / inside
+        share = exchange_share(level.topology, met, *_places(cluster, i, stride))
         called = within > inside
-        seconds = np.maximum(seconds, crossing * size / rate) + called * level.latency_us * 1e-6 * factors.latency
+        seconds = np.maximum(seconds, crossing * size / (_rate(cluster, i, factors) * share))
+        seconds = seconds + called * level.latency_us * 1e-6 * factors.latency
         inside = within
     return seconds
 
@@ -44,8 +46,8 @@ def transfer(size: Any, stride: Any, cluster: Cluster, factors: Coefficients) ->
     rate, latency = np.zeros(stride.shape), np.zeros(stride.shape)
     for i, level in reversed(list(enumerate(cluster.levels))):
         here = (stride < level.size) | (i + 1 == len(cluster.levels))
-        factor = factors.node_bandwidth if i == 0 else factors.network_bandwidth
-        rate = np.where(here, level.gb_s * 1e9 * factor, rate)
+        share = pair_share(level.topology, *_places(cluster, i, stride))
+        rate = np.where(here, _rate(cluster, i, factors) * share, rate)
         latency = np.where(here, level.latency_us * 1e-6, latency)
     return _TRANSFER_CALLS * latency * factors.transfer_latency + size / (rate * factors.transfer_bandwidth)
 
@@ -63,12 +65,26 @@ def _over_levels(
     for i, level in enumerate(cluster.levels):
         within = _within(ranks, stride, level.size, last=i + 1 == len(cluster.levels))
         met = within / inside
-        rate = level.gb_s * 1e9 * (factors.node_bandwidth if i == 0 else factors.network_bandwidth)
+        rate = _rate(cluster, i, factors) * ring_share(level.topology, met, *_places(cluster, i, stride))
         moved = passes * (met - 1) / met * size / inside / (rate * (1 - _SHORT_RING / met))
         waited = level.latency_us * factors.latency + level.hop_us * factors.hop * _hops(met, i)
         seconds = seconds + np.where(met > 1, moved + waited * 1e-6, 0.0)
         inside = within
     return seconds
+
+
+def _rate(cluster: Cluster, level: int, factors: Coefficients) -> float:
+    """Bytes per second of one device at a level."""
+    return cluster.levels[level].gb_s * 1e9 * (factors.node_bandwidth if level == 0 else factors.network_bandwidth)
+
+
+def _places(cluster: Cluster, level: int, stride: Any) -> tuple[Column, float]:
+    """How many places of a level neighbours of a group are apart, and how many places there are."""
+    place = cluster.levels[level - 1].size if level else 1
+    last = level + 1 == len(cluster.levels)  # of which only those of the cluster are there
+    size = cluster.devices if last else cluster.levels[level].size
+    there = max(1.0, float(np.ceil(size / place)))
+    return np.maximum(1.0, np.floor(np.asarray(stride, dtype=np.float64) / place)), there
 
 
 def _hops(met: Column, level: int) -> Column:

@@ -20,7 +20,7 @@ def cannot_factor(
 ) -> str:
     """The message. units: the numbers of sequences that meshes of these devices and pins take at a time, dp x
     micro_batch."""
-    said = "".join(f" {key}={value}" for key, value in pins.items())
+    said = "".join(f" {_pin(key, value)}" for key, value in pins.items())
     pinned = f" with{said} pinned" if said else ""
     fixes = [
         *_without_a_pin(cluster, batch, pins, factors),
@@ -37,7 +37,12 @@ def cannot_factor(
 def _without_a_pin(cluster: Cluster, batch: Batch, pins: Mapping[str, Any], factors: Factors) -> Iterator[str]:
     for key, value in pins.items():
         if factors(cluster, batch, {other: pins[other] for other in pins if other != key}):
-            yield f"without the pin {key}={value}"
+            yield f"without the pin {_pin(key, value)}"
+
+
+def _pin(key: str, value: Any) -> str:
+    """As a user writes it."""
+    return f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def _batches(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lockstep.errors import LockstepError
-from lockstep.plan.candidates import Pins, candidates
+from lockstep.plan.candidates import candidates
 from lockstep.plan.cluster import Cluster, cluster_names, load_cluster
 from lockstep.plan.columns import columns
 from lockstep.plan.layout import Batch, Layout
 from lockstep.plan.memory import memory
+from lockstep.plan.pins import Pins
 from lockstep.plan.shape import ModelShape
+from lockstep.quantities import parameters, size
 
 _DOUBLINGS = 10
 
@@ -21,9 +23,9 @@ def cannot_hold(
     """The message for a model that a cluster cannot hold: the nearest layout, what it lacks, and what would hold it."""
     room = cluster.device.capacity
     lines = (
-        f"{cluster.name} cannot hold {shape.name} ({shape.parameters / 1e9:.3g} B parameters): the leanest layout, "
-        f"{nearest.describe()}, needs {needed / 1e9:.3g} GB per device, {(needed - room) / 1e9:.3g} GB more than the "
-        f"{room / 1e9:.3g} GB of one {cluster.device.name}. "
+        f"{cluster.name} cannot hold {shape.name} ({parameters(shape.parameters)} parameters): the leanest layout, "
+        f"{nearest.describe()}, needs {size(needed)} per device, {size(needed - room)} more than the {size(room)} of "
+        f"one {cluster.device.name}. "
     )
     would = _more_devices(shape, cluster, batch, pins) + _other_devices(shape, cluster, batch, pins)
     if not would:

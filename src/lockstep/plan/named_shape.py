@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import ModelConfig
+from lockstep.config import Config
 from lockstep.config.check import check
 from lockstep.errors import LockstepError
 from lockstep.given import instance, whole
@@ -37,9 +37,9 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
     file = path / "config.json" if os.path.isdir(path) else path
     if file.suffix == ".json":
         return _hugging_face(file)
-    if file.suffix in (".yaml", ".yml"):
-        content = _yaml(file)
-        return _of_run(content["model"], file) if "model" in content else _explicit(content)
+    if is_yaml(file):
+        content = read_model(file)
+        return shape_of_run(run) if (run := run_of(content, file)) else _explicit(content)
     table = _table()
     if (name := str(given).lower()) in table:
         return _explicit({"name": name, **table[name]})
@@ -56,18 +56,27 @@ def _table() -> dict[str, dict[str, Any]]:
     return content
 
 
-def _yaml(file: Path) -> dict[str, Any]:
+def is_yaml(file: Path) -> bool:
+    """By its name."""
+    return file.suffix in (".yaml", ".yml")
+
+
+def read_model(file: Path) -> dict[str, Any]:
+    """A YAML file that describes a model, or a run."""
     content = read_yaml(file, "model file")
     if not isinstance(content, dict):
         raise LockstepError(f"model file {file} must be a mapping with layers, hidden, heads and vocab.")
     return content
 
 
-def _of_run(model: Any, file: Path) -> ModelShape:
-    """The shape of a training run's model: a new one's sizes, or what a loaded one names."""
-    if isinstance(model, str):
-        return model_shape(model)
-    return planner_shape(check(ModelConfig, instance(model, dict, f"{file}: model"), str(file)))
+def run_of(content: dict[str, Any], file: Path) -> Config | None:
+    """A training run's configuration, where the file is one. Raises LockstepError for a mistake in it."""
+    return check(Config, content, str(file)) if set(content) & set(Config.model_fields) else None
+
+
+def shape_of_run(run: Config) -> ModelShape:
+    """A new model's sizes, or those of what it loads."""
+    return model_shape(run.model) if isinstance(run.model, str) else planner_shape(run.model)
 
 
 def _explicit(given: Mapping[str, Any]) -> ModelShape:

@@ -9,9 +9,9 @@ import numpy as np
 
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
-from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout
-from lockstep.plan.memory import MARGIN, Memory, stage_bytes
+from lockstep.plan.memory import MARGIN, Memory
 from lockstep.plan.rank_memory import RankMemory, rank_memory
 from lockstep.plan.refine import head_device, layers_of_chunks, simulated_micro_batches, stage_times, table_of
 from lockstep.plan.shape import ModelShape
@@ -33,8 +33,7 @@ def stages_step_time(
     """The step, one row: the slowest stage's own work and communication, and the bubble from the event simulator."""
     rows = stage_columns(shape, layout, batch)
     times = step_time(rows, cluster, factors, dtype)
-    device = head_device(layout)
-    own = np.where(np.arange(layout.pp) == device, times.slowest, times.slowest - times.head)
+    device, own = head_device(layout), own_seconds(times, layout)
     slow, m = int(np.argmax(own)), float(rows.micro_batches[0])
     found = {field.name: getattr(times, field.name)[slow : slow + 1] for field in fields(StepTime)}
     found["slowest"] = own[slow : slow + 1]
@@ -47,9 +46,10 @@ def stages_step_time(
     return StepTime(**found)
 
 
-def stages_memory(shape: ModelShape, layout: Layout, batch: Batch) -> Memory:
-    """The fullest stage at its fullest moment, one row."""
-    return fullest([stage_memory(shape, layout, batch, stage) for stage in range(layout.pp)])
+def own_seconds(times: StepTime, layout: Layout) -> Column:
+    """What a micro-batch takes on each stage. times: one row per stage."""
+    own: Column = np.where(np.arange(layout.pp) == head_device(layout), times.slowest, times.slowest - times.head)
+    return own
 
 
 def fullest(stages: Sequence[RankMemory]) -> Memory:
@@ -76,17 +76,19 @@ def stage_memory(shape: ModelShape, layout: Layout, batch: Batch, stage: int) ->
 def plan_simulation(
     shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, dtype: str = "bf16"
 ) -> Simulation:
-    """The pipeline of one layout as the simulator runs it: seconds, and GB of activations; as many micro-batches as
-    it takes to reach the steady state and leave it."""
+    """The pipeline of one layout as the simulator runs it: seconds, and GB of a rank of each stage, all that it holds;
+    as many micro-batches as it takes to reach the steady state and leave it."""
     if layout.by_stage:
         rows, of = stage_columns(shape, layout, batch), list(range(layout.pp))
     else:
         rows, of = layout_columns(shape, [layout], batch), [0] * layout.pp
     times = step_time(rows, cluster, factors, dtype)
     table = table_of(layout.schedule, layout.pp, simulated_micro_batches(rows, 0), layout.chunks)
-    held = stage_bytes(rows) / 1e9 / layout.chunks
-    each = [[float(held[row])] * layout.chunks for row in of]
-    return simulate(table, stage_times(rows, times, of, layout), float(times.hop[0]), m_b=each)
+    run = simulate(table, stage_times(rows, times, of, layout), float(times.hop[0]))
+    drawn = Batch(layout.dp * layout.micro_batch * table.micro_batches, batch.seq)
+    stages = [stage_memory(shape, layout, drawn, stage) for stage in range(layout.pp)]
+    held = (np.array([stage.at(step) / 1e9 for step in range(len(stage.steps))]) for stage in stages)
+    return replace(run, held=tuple(held))
 
 
 def _bubble(rows: Columns, times: StepTime, layout: Layout, slowest: float) -> float:

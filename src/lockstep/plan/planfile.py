@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from lockstep.config.strict_yaml import dump
 from lockstep.errors import LockstepError
 from lockstep.given import instance
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.predict import Prediction
 from lockstep.plan.shape import ModelShape
+from lockstep.plan.typed import known_keys, typed
 from lockstep.plan.yaml_file import read_yaml
 
 _VERSION = 1
@@ -63,20 +62,19 @@ def load_plan(path: str | Path) -> Plan:
     try:
         return _plan(content)
     except LockstepError as error:
-        raise LockstepError(f"plan file {path}: {error}") from error
+        raise LockstepError(f"plan file {path}: {error} Change it, or write the plan anew.") from error
 
 
 def _plan(content: dict[str, Any]) -> Plan:
-    if unknown := [key for key in content if key not in ("plan", "cluster", "micro_batches", *_SECTIONS)]:
-        raise LockstepError(f"unknown key {unknown[0]!r}. Write it anew.")
-    model, layout, batch, predicted = (_section(kind, key, content) for key, kind in _SECTIONS.items())
+    known_keys(content, ("plan", "cluster", "micro_batches", *_SECTIONS), "the file")
+    model, layout, batch, predicted = (typed(kind, content.get(key), key) for key, kind in _SECTIONS.items())
     check_layout(layout, model, batch, layout.devices)
     cluster = instance(content.get("cluster"), str, "cluster")
     count = cluster.partition("x")[0]
     if count.isdecimal() and int(count) != layout.devices:
         raise LockstepError(
             f"the layout takes {layout.devices} devices, and cluster is {cluster!r}: a plan is for as many as its "
-            "cluster has. Write it anew with `lockstep plan`."
+            "cluster has."
         )
     each = layout.micro_batches(batch)
     if content.get("micro_batches", each) != each:
@@ -88,24 +86,6 @@ def _plan(content: dict[str, Any]) -> Plan:
 
 
 _SECTIONS: dict[str, Any] = {"model": ModelShape, "layout": Layout, "batch": Batch, "predicted": Prediction}
-
-
-def _section(kind: Any, key: str, content: dict[str, Any]) -> Any:
-    """A part of the file as a value, every field of its type: a file may have been changed by hand."""
-    given = content.get(key)
-    if not isinstance(given, dict):
-        raise LockstepError(f"{key} is {given!r:.60}, expected a mapping. Write it anew.")
-    unknown = [name for name in given if name not in {field.name for field in fields(kind)}]
-    if unknown:
-        raise LockstepError(f"{key} has an unknown key {unknown[0]!r}. Write it anew.")
-    try:
-        return TypeAdapter(kind).validate_python(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, (key, *first["loc"])))
-        raise LockstepError(
-            f"{name} is {first['input']!r:.60}: {first['msg']}. Change it, or write the plan anew."
-        ) from error
 
 
 def check_model(plan: Plan, shape: ModelShape) -> None:

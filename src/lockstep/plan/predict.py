@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from lockstep.plan.columns import Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import PARTS, Memory, memory
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import stages_memory, stages_step_time
+from lockstep.plan.per_stage import fullest, stage_memory, stages_step_time
+from lockstep.plan.rank_memory import RankMemory
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.steptime import StepTime, step_time
 
@@ -28,6 +29,7 @@ class Prediction:
     ``parts`` sums to ``step_s``: compute (slowest stage), bubble, exposed communication per axis, optimizer, host.
     ``memory_parts`` sums to ``memory_gb``. ``mfu``: model FLOPs (no recomputation) over the peak rate. ``bubble``:
     fraction of the step. ``simulated``: the bubble is from the event simulator, not from the closed form.
+    ``stage_memory_gb``: of a rank of every pipeline stage, where they were walked through step by step.
     """
 
     step_s: float
@@ -40,6 +42,7 @@ class Prediction:
     memory_parts: dict[str, float]
     fits: bool
     simulated: bool = False
+    stage_memory_gb: tuple[float, ...] = ()
 
 
 def predict(
@@ -69,8 +72,10 @@ def layout_prediction(
     rows = layout_columns(shape, [layout], batch)
     if layout.by_stage:
         times = stages_step_time(shape, layout, batch, cluster, factors, dtype)
-        held = stages_memory(shape, layout, batch)
-        return prediction(shape, rows, times, held, 0, cluster, batch, dtype, bubble=float(times.bubble[0]))
+        held = [stage_memory(shape, layout, batch, stage) for stage in range(layout.pp)]
+        bubble = float(times.bubble[0])
+        found = prediction(shape, rows, times, fullest(held), 0, cluster, batch, dtype, bubble)
+        return with_stages(found, held, cluster)
     return prediction(shape, rows, step_time(rows, cluster, factors, dtype), memory(rows), 0, cluster, batch, dtype)
 
 
@@ -119,6 +124,12 @@ def prediction(
         simulated=simulated,
     )
     return with_memory(found, held, cluster, row)
+
+
+def with_stages(found: Prediction, stages: Sequence[RankMemory], cluster: Cluster) -> Prediction:
+    """The prediction with what a rank of every stage takes at its fullest moment."""
+    each = tuple(stage.peak / 1e9 for stage in stages)
+    return replace(with_memory(found, fullest(stages), cluster), stage_memory_gb=each)
 
 
 def with_memory(found: Prediction, held: Memory, cluster: Cluster, row: int = 0) -> Prediction:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep.plan.candidates import Pins
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.layout import Layout
 from lockstep.plan.per_stage import plan_simulation
+from lockstep.plan.pins import Pins
 from lockstep.plan.planfile import Plan
 from lockstep.plan.search import Evaluated, evaluate
 from lockstep.plan.timeline import save_timeline, timeline_html
@@ -36,9 +37,9 @@ def save_report(
     run = plan_simulation(best.model, best.layout, best.batch, place, factors, dtype)
     found = evaluate(best.model, place, best.batch, pins, factors, dtype)
     if trace is not None:
-        save_timeline(run, trace, seconds_per_unit=1.0)
+        save_timeline(run, trace, seconds_per_unit=1.0, held="memory")
     title = f"{best.model.name} on {place.name}"
-    pipeline = escape(timeline_html(run, best.layout.describe(), "s", "GB"), quote=True)
+    pipeline = escape(timeline_html(run, best.layout.describe(), "s", "GB", "memory"), quote=True)
     parts = [
         f"<h1>{escape(title)}</h1>",
         f"<p>{best.batch.sequences} sequences of {best.batch.seq} tokens per step, {len(found.seconds):,} candidates, "
@@ -46,13 +47,19 @@ def save_report(
         _plans(plans),
         "<h2>Search frontier</h2>",
         '<p class="legend"><span><i class="front"></i>no other takes less memory and less time</span>'
-        '<span><i class="cloud"></i>other candidates</span><span>above the dashed line: does not fit</span></p>',
+        '<span><i class="cloud"></i>other candidates</span><span><i class="plan"></i>the plans above</span>'
+        "<span>above the dashed line: does not fit</span></p>",
         _frontier(found, plans, place),
         "<h2>Pipeline of the best plan</h2>",
         _drawn(run.table.micro_batches, best.layout.micro_batches(best.batch)),
-        f'<iframe title="pipeline" srcdoc="{pipeline}"></iframe>',
+        f'<iframe title="pipeline" style="height:{_high(best.layout.pp)}px" srcdoc="{pipeline}"></iframe>',
     ]
     Path(page).write_text(_PAGE.replace("@TITLE@", escape(title)).replace("@BODY@", "\n".join(parts)), "utf-8")
+
+
+def _high(stages: int) -> int:
+    """Pixels of the pipeline's frame: all lanes, or so many that the rest is scrolled to."""
+    return min(180 + 54 * stages, 960)
 
 
 def _drawn(shown: int, whole: int) -> str:
@@ -78,12 +85,17 @@ def _plans(plans: Sequence[Plan]) -> str:
             f"{100 * it.mfu:.1f} %",
             f"{100 * it.bubble:.1f} %",
             _bar(it.parts, it.step_s, "s", time_hues),
-            _bar(it.memory_parts, it.memory_gb, "GB", memory_hues),
+            _bar(it.memory_parts, it.memory_gb, "GB", memory_hues) + _by_stage(it.stage_memory_gb),
             escape(plan.worse or "best"),
         )
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     table = f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{''.join(rows)}</table>"
     return table + _legend("time", time_hues) + _legend("memory", memory_hues)
+
+
+def _by_stage(held: Sequence[float]) -> str:
+    """What a rank of each stage takes, where there are several."""
+    return f"<br>by stage: {' '.join(f'{gigabytes:.3g}' for gigabytes in held)}" if len(held) > 1 else ""
 
 
 def _hues(parts: Iterable[Mapping[str, float]]) -> dict[str, int]:
@@ -126,11 +138,17 @@ def _frontier(found: Evaluated, plans: Sequence[Plan], cluster: Cluster) -> str:
     top, left = 2 * room, plans[0].prediction.step_s * 0.9
     right = float(seconds[shown].max()) * 1.02 if shown.any() else left * 2
 
-    def dot(i: int, kind: str, radius: float) -> str:
-        x = _EDGE + (float(seconds[i]) - left) / (right - left) * (_WIDTH - _EDGE - 10)
-        y = 10 + (1 - float(gigabytes[i]) / top) * (_HEIGHT - 50)
-        said = escape(f"{found.layout(i).describe()}: {seconds[i]:.3g} s, {gigabytes[i]:.1f} GB")
+    def circle(layout: Layout, step: float, held: float, kind: str, radius: float) -> str:
+        x = _EDGE + (step - left) / (right - left) * (_WIDTH - _EDGE - 10)
+        y = 10 + (1 - held / top) * (_HEIGHT - 50)
+        said = escape(f"{layout.describe()}: {step:.3g} s, {held:.1f} GB")
         return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"><title>{said}</title></circle>'
+
+    def dot(i: int, kind: str, radius: float) -> str:
+        return circle(found.layout(i), float(seconds[i]), float(gigabytes[i]), kind, radius)
+
+    def ring(plan: Plan) -> str:
+        return circle(plan.layout, plan.prediction.step_s, plan.prediction.memory_gb, "plan", 6)
 
     level = 10 + (1 - room / top) * (_HEIGHT - 50)
     marks = [
@@ -141,7 +159,8 @@ def _frontier(found: Evaluated, plans: Sequence[Plan], cluster: Cluster) -> str:
         f'<text x="4" y="20">{top:.0f} GB</text><text x="4" y="{_HEIGHT - 36}">0 GB</text>',
     ]
     dots = [dot(int(i), "cloud", 2) for i in cloud] + [dot(i, "front", 4) for i in front]
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(marks + dots)}</svg>'
+    rings = [ring(plan) for plan in plans]
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(marks + dots + rings)}</svg>'
 
 
 def pareto(memory: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.ndarray) -> list[int]:
@@ -171,8 +190,10 @@ td { font-variant-numeric: tabular-nums; } td:not(:first-child):not(:last-child)
 .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 4px; }
 svg { width: 100%; max-width: 900px; } svg text { fill: var(--ink); font-size: 12px; }
 .cloud { fill: var(--pale); background: var(--pale); opacity: .5; }
+.plan { fill: transparent; stroke: var(--ink); stroke-width: 1.5; outline: 1.5px solid var(--ink); }
+svg .plan { outline: none; }
 .front { fill: #d2542c; background: #d2542c; } .room { stroke: var(--ink); stroke-dasharray: 5 4; }
-iframe { width: 100%; height: 640px; border: 1px solid var(--line); border-radius: 6px; }
+iframe { width: 100%; border: 1px solid var(--line); border-radius: 6px; }
 </style></head><body>
 @BODY@
 </body></html>

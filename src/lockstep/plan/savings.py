@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from lockstep.plan.candidates import Pins
+import numpy as np
+from numpy.typing import NDArray
+
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, columns
 from lockstep.plan.compute import layer_time
 from lockstep.plan.layout import Batch
 from lockstep.plan.memory import in_flight, memory, plain_layer_bytes
+from lockstep.plan.pins import Pins
 from lockstep.plan.shape import ModelShape
 
 Table = dict[str, Column]
@@ -65,10 +68,29 @@ def _recompute(table: Table, shape: ModelShape, batch: Batch, capacity: float, p
         return table
     rows = columns(shape, table, batch)
     rest = rows.slow_layers - table["offload_layers"]
-    some = np.maximum(1.0, rest - 1)
-    # Memory is linear in the number, once the working memory of one recomputed layer has come on top.
-    least, most = (memory(columns(shape, {**table, "recompute_layers": n}, batch)).total for n in (some * 0 + 1, some))
-    per_layer = np.maximum((least - most) / np.maximum(some - 1, 1), 1.0)
-    needed = 1 + np.maximum(0.0, np.ceil((least - capacity) / per_layer))
-    helps = (memory(rows).total > capacity) & (needed < rest) & (rows.recompute != 2)
-    return {**table, "recompute_layers": np.where(helps, needed, 0.0)}
+    full = memory(rows).total > capacity
+    asks = np.flatnonzero(full & (rest > 1) & (rows.recompute != 2))
+    counts = np.zeros(len(rows))
+    counts[asks] = _fewest(rows.take(asks), rest[asks] - 1, capacity)
+    return {**table, "recompute_layers": counts}
+
+
+def _fewest(rows: Columns, most: Column, capacity: float) -> Column:
+    """The fewest layers, from 1 to ``most``, that make each row fit; 0 where no number does.
+
+    Each layer more takes less memory, but for the last few beside offload, where there is less to do meanwhile.
+    """
+    high = most.copy()
+    for fewer in (0.0, 1.0, 2.0, 3.0):
+        tried = np.maximum(1.0, most - fewer)
+        high = np.where(_fits(rows, high, capacity), high, tried)
+    possible, low = _fits(rows, high, capacity), np.ones(len(rows))
+    while (low < high).any():
+        middle = np.floor((low + high) / 2)
+        fits = _fits(rows, middle, capacity)
+        low, high = np.where(fits, low, np.minimum(middle + 1, high)), np.where(fits, middle, high)
+    return np.where(possible, high, 0.0)
+
+
+def _fits(rows: Columns, recomputed: Column, capacity: float) -> NDArray[np.bool_]:
+    return memory(replace(rows, recompute_layers=recomputed)).total <= capacity

@@ -15,7 +15,7 @@ from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
 from lockstep.given import whole
 from lockstep.plan.buckets import in_buckets
-from lockstep.plan.candidates import Pins, candidates
+from lockstep.plan.candidates import candidates
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients, checked
 from lockstep.plan.columns import Column, Columns, columns, layout_columns
@@ -23,10 +23,11 @@ from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import fullest, stage_memory, stages_memory
+from lockstep.plan.per_stage import stage_memory, stages_step_time
+from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
-from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_memory
-from lockstep.plan.refine import simulated_bubble, simulation_cost, uneven
+from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_stages
+from lockstep.plan.refine import layers_of_chunks, simulated_bubble, simulation_cost, uneven
 from lockstep.plan.savings import with_savings
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
@@ -62,22 +63,23 @@ def search(
     check_dtype(place, dtype)
     batch = make_batch(global_batch_tokens, seq)
     top = whole(top, "search: top")
+    pins = check_pins(pins or {}, shape, place, batch)
     found = evaluate(shape, place, batch, pins, factors, dtype)
     fitting = found.memory <= place.device.capacity
     if not fitting.any():
-        leanest = int(np.argmin(found.memory))
-        raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(leanest), float(found.memory[leanest])))
+        row = int(np.argmin(found.memory))
+        raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(row), float(found.memory[row])))
     # Where each of the finalists takes too much at some step of its schedule, others stay below what was counted.
     plain = fitting & ~found.split
     for allowed in (fitting, plain, plain & (found.memory <= _ROOMY * place.device.capacity)):
-        if best := _best(shape, found, allowed, place, batch, factors, dtype, pins or {}, top):
+        if best := _best(shape, found, allowed, place, batch, factors, dtype, pins, top):
             break
     if not best:
-        fullest = found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf))))
-        needed = float(stages_memory(shape, fullest, batch).total[0])
-        raise LockstepError(cannot_hold(shape, place, batch, pins, fullest, needed))
+        leanest = _with_lists(found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf)))), pins)
+        needed = max(stage_memory(shape, leanest, batch, stage).peak for stage in range(leanest.pp))
+        raise LockstepError(cannot_hold(shape, place, batch, pins, leanest, needed))
     plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in best]
-    return [plans[0], *(_compared(plan, plans[0]) for plan in plans[1:])]
+    return [plans[0], *(compared(plan, plans[0]) for plan in plans[1:])]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Evaluated:
     table: dict[str, Column]
     memory: Column
     seconds: Column
+    layers_per_stage: tuple[int, ...] = ()
 
     @property
     def split(self) -> NDArray[np.bool_]:
@@ -96,20 +99,31 @@ class Evaluated:
 
     def layout(self, row: int) -> Layout:
         """One candidate as a value."""
-        whole: dict[str, Any] = {name: int(column[row]) for name, column in self.table.items()}
+        whole: dict[str, Any] = {name: int(column[row]) for name, column in self.table.items() if name in _OF_LAYOUT}
         whole["schedule"] = SCHEDULES[whole["schedule"]]
         whole["recompute"] = RECOMPUTE[whole["recompute"]]
         whole["sequence_parallel"] = bool(whole["sequence_parallel"])
-        return Layout(**whole)
+        return Layout(**whole, layers_per_stage=self.layers_per_stage)
+
+
+_OF_LAYOUT = {field.name for field in fields(Layout)}
 
 
 def evaluate(
     shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None, factors: Coefficients, dtype: str = "bf16"
 ) -> Evaluated:
-    """Every candidate, whether it fits in memory or not."""
-    table = with_savings(candidates(shape, cluster, batch, pins), shape, cluster, batch, factors, pins or {})
+    """Every candidate, whether it fits in memory or not. Where numbers are pinned stage by stage, with the largest: the
+    most that is saved, in the most time."""
+    fixed = check_pins(pins or {}, shape, cluster, batch)
+    table = candidates(shape, cluster, batch, fixed)
+    most = {name: max(fixed[key]) for key, name in _BY_STAGE_PINS.items() if key in fixed}
+    table = with_savings(table, shape, cluster, batch, factors, fixed | most)
     rows = columns(shape, table, batch)
-    return Evaluated(table, memory(rows).total, step_time(rows, cluster, factors, dtype).step)
+    cut = fixed.get("layers_per_stage", ())
+    return Evaluated(table, memory(rows).total, step_time(rows, cluster, factors, dtype).step, cut)
+
+
+_BY_STAGE_PINS = {"recompute_per_stage": "recompute_layers", "offload_per_stage": "offload_layers"}
 
 
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:
@@ -143,7 +157,8 @@ def _best(
     if not finalists:
         return []
     ranked = _refine(shape, finalists, place, batch, factors, dtype, pins)
-    ranked = _by_stage(shape, ranked, place, batch, factors, dtype, pins)
+    settle = _as_pinned if any(key in pins for key in _BY_STAGE_PINS) else _by_stage
+    ranked = settle(shape, ranked, place, batch, factors, dtype, pins)
     return list(islice(_that_fit(shape, ranked, place, batch), min(top, len(ranked))))
 
 
@@ -154,13 +169,13 @@ def _that_fit(
     and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
     room = place.device.capacity
     for layout, its in ranked:
-        if layout.pp == 1:
+        if layout.pp == 1 and not layout.by_stage:
             yield layout, its
             continue
         walks = (stage_memory(shape, layout, batch, stage) for stage in range(layout.pp))
         stages = list(takewhile(lambda held: held.peak <= room, walks))
         if len(stages) == layout.pp:
-            yield layout, with_memory(its, fullest(stages), place)
+            yield layout, with_stages(its, stages, place)
 
 
 def _refine(
@@ -195,6 +210,38 @@ def _refine(
         (variants[i], prediction(shape, rows, times, held, i, place, batch, dtype, bubbles.get(i))) for i in chosen
     ]
     return sorted(found, key=lambda pair: pair[1].step_s)
+
+
+def _with_lists(layout: Layout, pins: Pins) -> Layout:
+    """The layout with what is pinned stage by stage, instead of the same number on all."""
+    changes: dict[str, Any] = {}
+    for key, name in _BY_STAGE_PINS.items():
+        changes |= {key: pins[key], name: 0} if key in pins else {}
+    return replace(layout, **changes)
+
+
+def _as_pinned(
+    shape: ModelShape,
+    ranked: list[tuple[Layout, Prediction]],
+    place: Cluster,
+    batch: Batch,
+    factors: Coefficients,
+    dtype: str,
+    pins: Pins,
+) -> list[tuple[Layout, Prediction]]:
+    """The ranking with what is pinned stage by stage."""
+    found = {}
+    for layout, _ in ranked:
+        its = _with_lists(layout, pins)
+        layers = map(sum, layers_of_chunks(its, shape.layers))
+        if all(a + b <= n for a, b, n in zip(its.recomputed, its.offloaded, layers, strict=True)):
+            rows, times = (
+                layout_columns(shape, [its], batch),
+                stages_step_time(shape, its, batch, place, factors, dtype),
+            )
+            bubble = float(times.bubble[0])
+            found[its] = prediction(shape, rows, times, memory(rows), 0, place, batch, dtype, bubble)
+    return sorted(found.items(), key=lambda pair: pair[1].step_s)
 
 
 def _by_stage(
@@ -240,7 +287,7 @@ def _simulate(rows: Columns, times: StepTime, layouts: list[Layout], chosen: lis
     return bubbles
 
 
-def _compared(plan: Plan, best: Plan) -> Plan:
+def compared(plan: Plan, best: Plan) -> Plan:
     """The plan with the reasons why it is slower than the best: the parts that grew most."""
     mine, its = plan.prediction, best.prediction
     change = {name: mine.parts[name] - its.parts[name] for name in mine.parts}

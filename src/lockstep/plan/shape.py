@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from lockstep.errors import LockstepError
 from lockstep.given import instance
@@ -12,10 +12,6 @@ LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
 _MEGATRON_VOCABULARY = 51200
 _LARGEST = 1 << 24
 """Of a model's sizes: products of two, and a model's parameters, stay far from where numbers lose exactness."""
-_VALUES: dict[str, tuple[str | int, ...]] = {
-    "attention": ("flash", "unfused"), "logits": ("chunked", "kept"), "states": ("masters", "mixed"),
-    "residual_bytes": (2, 4),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class ModelShape:
     dense_layers: int = 0
     attention: Literal["flash", "unfused"] = "flash"
     logits: Literal["chunked", "kept"] = "chunked"
-    residual_bytes: int = 4
+    residual_bytes: Literal[2, 4] = 4
     states: Literal["masters", "mixed"] = "masters"
     positions: int = 0
     dropout: bool = False
@@ -76,7 +72,7 @@ class ModelShape:
                 )
             if field.type == "bool":
                 instance(value, bool, f"model {self.name}: {field.name}")
-        for name, values in _VALUES.items():
+        for name, values in _CHOICES.items():
             if getattr(self, name) not in values:
                 said = ", ".join(map(str, values))
                 raise LockstepError(f"model {self.name}: {name} is {getattr(self, name)!r}; expected one of {said}.")
@@ -175,6 +171,10 @@ class ModelShape:
     def flops_per_token(self, seq: int) -> float:
         """Forward and backward of a causal model, as MFU counts it (PaLM): 6 per active weight, attention over seq."""
         return 6.0 * self.active_parameters + 3.0 * self.layers * self.heads * (self.head_dim + self.value_dim) * seq
+
+
+_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ModelShape).items() if get_origin(hint) is Literal}
+"""Fields that are one of a few values."""
 
 
 def megatron_gpt(layers: int, hidden: int, heads: int, positions: int) -> ModelShape:

@@ -16,7 +16,6 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.plan.balance import balance
 from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers
-from lockstep.plan.candidates import Pins
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Columns, layout_columns
@@ -30,7 +29,8 @@ from lockstep.plan.memory import (
     state_bytes,
     working_bytes,
 )
-from lockstep.plan.per_stage import stage_memory, stages_step_time
+from lockstep.plan.per_stage import own_seconds, stage_columns, stage_memory, stages_step_time
+from lockstep.plan.pins import Pins
 from lockstep.plan.refine import simulated_micro_batches
 from lockstep.plan.savings import worth_offloading
 from lockstep.plan.shape import ModelShape
@@ -63,16 +63,53 @@ def balanced(
     base = plain(layout)
     if 3 * base.pp * base.micro_batches(batch) > _STEPS:
         return None
-    found = []
-    for cut in {layout.layers_per_stage, (), *_proposed(shape, base, batch, cluster, factors, dtype)}:
-        settled = _settled(shape, replace(base, layers_per_stage=cut), batch, cluster, factors, pins)
-        if settled is not None:
-            found.append((float(stages_step_time(shape, settled, batch, cluster, factors, dtype).step[0]), settled))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+    known: _Known = {}
+
+    def timed(cut: tuple[int, ...]) -> _Timed | None:
+        settled = _settled(shape, replace(base, layers_per_stage=cut), batch, cluster, factors, pins, known)
+        if settled is None:
+            return None
+        return float(stages_step_time(shape, settled, batch, cluster, factors, dtype).step[0]), settled
+
+    if "layers_per_stage" in pins:
+        best = timed(layout.layers_per_stage)
+        return None if best is None else best[1]
+    cuts = {layout.layers_per_stage, (), *_proposed(shape, base, batch, cluster, factors, dtype)}
+    if not (found := [one for cut in cuts if (one := timed(cut)) is not None]):
+        return None
+    best = min(found, key=_seconds)
+    for _ in range(_MOVES):
+        rows = stage_columns(shape, best[1], batch)
+        own = own_seconds(step_time(rows, cluster, factors, dtype), best[1])
+        layers = best[1].layers_per_stage or _even(shape.layers, base.pp)
+        moved = [one for cut in _relieved(layers, int(np.argmax(own))) if (one := timed(cut)) is not None]
+        nearest = min(moved, key=_seconds, default=best)
+        if _seconds(nearest) >= _seconds(best):
+            break
+        best = nearest
+    return best[1]
+
+
+_MOVES = 8
+"""Layers that are moved away from the slowest stage, one after the other, as long as that helps."""
+_Timed = tuple[float, Layout]
+_Known = dict[tuple[int, int, int], tuple[int, int] | None]
+"""What a stage with so many layers, so many of which may be offloaded, gives up; it depends on nothing else."""
+
+
+def _seconds(one: _Timed) -> float:
+    return one[0]
+
+
+def _relieved(layers: tuple[int, ...], slow: int) -> Iterator[tuple[int, ...]]:
+    """The cuts with one layer less on the slowest stage and one more on another."""
+    for other in range(len(layers)):
+        if other != slow and layers[slow] > 1:
+            yield tuple(n + (stage == other) - (stage == slow) for stage, n in enumerate(layers))
 
 
 def _settled(
-    shape: ModelShape, cut: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, pins: Pins
+    shape: ModelShape, cut: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, pins: Pins, known: _Known
 ) -> Layout | None:
     """The cut with as little given up on every stage as its memory asks; None if all is not enough on one."""
     layers = cut.layers_per_stage or _even(shape.layers, cut.pp)
@@ -88,8 +125,10 @@ def _settled(
             )
             return stage_memory(shape, tried, batch, stage).peak <= cluster.device.capacity
 
-        choice = _least(count, min(away, count), int(pins.get("offload_layers", 0)), fits)
-        if choice is None:
+        key = (stage, count, min(away, count))
+        if key not in known:
+            known[key] = _least(count, min(away, count), int(pins.get("offload_layers", 0)), fits)
+        if (choice := known[key]) is None:
             return None
         again[stage], offloaded[stage] = choice
     return replace(cut, recompute_per_stage=tuple(again), offload_per_stage=tuple(offloaded))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
-from lockstep.plan.yaml_file import write_yaml
+from lockstep.plan.yaml_file import check_can_write, write_yaml
 
 _DEPTHS = (64, 128, 256, 512, 1024)
 """Inner dimensions whose rates give the efficiency curve."""
@@ -34,32 +34,35 @@ def calibrate_machine(path: str | Path, processes: int = 2) -> dict[str, Any]:
 
     Raises LockstepError where the file cannot be written or the two processes cannot meet.
     """
+    check_can_write(path, "path")
     threads = max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
     rates = {name: _rates(dtype, threads) for name, dtype in (("bf16", "bfloat16"), ("fp32", "float32"))}
     half, best = _curve(rates["bf16"])
-    latency, bandwidth = _messages()
+    latency, bandwidth, disk = _between_processes()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30 / processes
     content = {
         "name": "this-machine",
+        "devices": processes,
         "uncertainty": 6,
         "device": {
             "matrix_tflops": {"bf16": best / 1e12, "fp32": _curve(rates["fp32"])[1] / 1e12},
             "memory_gb": round(memory, 1), "memory_gb_s": round(_copies(threads) / 1e9, 2), "cores": threads,
             "matrix_efficiency": 1.0, "half_k": round(half, 1), "memory_efficiency": 1.0,
-            "launch_us": round(_call() * 1e6, 1), "host_gb_s": round(_disk() / 1e9, 3),
+            "launch_us": round(_call() * 1e6, 1), "host_gb_s": round(disk / 1e9, 3),
             "host_memory_gb": round(shutil.disk_usage(tempfile.gettempdir()).free / 2**31 / processes, 1),
             "copies_hide": False,  # the cores that compute make them
         },
         "levels": [
             {"name": "machine", "size": processes, "gb_s": round(bandwidth / 1e9, 3),
-             "latency_us": round(latency * 1e6, 1), "hop_us": round(latency * 1e6 / 2, 1)},
+             "latency_us": round(latency * 1e6, 1), "hop_us": round(latency * 1e6 / 2, 1),
+             "topology": "switch"},
         ],
         "sources": [
             f"Measured on this machine by lockstep doctor --calibrate: a device is one of {processes} processes with "
             f"{threads} threads; products of {_ROWS} x {_COLUMNS} by the training kernels at depths {_DEPTHS}; "
             "copies of 64 MiB; messages of 4 B and 8 MiB between two processes.",
-            f"Offload: 4 MiB written to a file in {tempfile.gettempdir()} and read again, as the trainer does, beside "
-            "nothing else; half of what is free there.",
+            f"Offload: 4 MiB written to a file in {tempfile.gettempdir()} and read again, as the trainer does, by two "
+            "processes at once; half of what is free there.",
         ],
     }  # fmt: skip
     try:
@@ -125,9 +128,9 @@ def _copies(threads: int) -> float:
         torch.set_num_threads(before)
 
 
-def _disk() -> float:
-    """Bytes per second of offload, in one direction and then the other, as the trainer does it: memory goes back to the
-    system, which fills it with zeros when it is taken again."""
+def _offload_seconds(meet: Callable[[], object]) -> float:
+    """Of offload, there and back, as the trainer does it: memory goes back to the system, which fills it with zeros
+    when it is taken again. meet: waits for the others, who do the same: ranks share memory and disk."""
     import torch
 
     from lockstep.memory.host import Disk
@@ -135,15 +138,18 @@ def _disk() -> float:
     with tempfile.TemporaryDirectory(prefix="lockstep-machine-") as name:
         disk = Disk(Path(name))
 
-        def there_and_back() -> None:
+        def there_and_back() -> float:
+            meet()
+            began = time.perf_counter()
             trip = disk.leave([torch.ones(_OFFLOADED, dtype=torch.uint8)])
             trip.settle()
             disk.freed()
             trip.fetch()
             trip.back()
             disk.freed()
+            return time.perf_counter() - began
 
-        return 2 * _OFFLOADED / _seconds(there_and_back, runs=9)
+        return min(there_and_back() for _ in range(12))
 
 
 def _call() -> float:
@@ -156,8 +162,9 @@ def _call() -> float:
     return _seconds(lambda: ops.rms_norm(x, w, 1e-5), runs=200)
 
 
-def _messages() -> tuple[float, float]:
-    """Latency in seconds and bytes per second between two processes that exchange."""
+def _between_processes() -> tuple[float, float, float]:
+    """Of two processes: latency in seconds and bytes per second of what they exchange, and bytes per second of offload
+    in one direction, while both do it."""
     from lockstep.parallel.launch import launch
     from lockstep.parallel.mesh import MeshShape
 
@@ -165,8 +172,8 @@ def _messages() -> tuple[float, float]:
         found = Path(name) / "found.json"
         if launch([str(found)], MeshShape(dp=2), module="lockstep.plan.this_machine") != 0:
             raise LockstepError("two processes of this machine could not exchange messages: their message is above")
-        small, large = json.loads(found.read_text())
-    return small, _LARGE / max(large - small, 1e-9)
+        small, large, offload = json.loads(found.read_text())
+    return small, _LARGE / max(large - small, 1e-9), 2 * _OFFLOADED / offload
 
 
 def _rank(file: Path) -> None:
@@ -178,6 +185,8 @@ def _rank(file: Path) -> None:
     with joined(MeshShape(dp=2)) as mesh:
         small, large = torch.zeros(1), torch.zeros(_LARGE // 4)
         found = [_seconds(lambda: mesh["dp"].gather(small), 50), _seconds(lambda: mesh["dp"].gather(large), 9)]
+        mine = torch.tensor([_offload_seconds(lambda: mesh["dp"].gather(small))])
+        found.append(max(float(each) for each in mesh["dp"].gather(mine)))
         if mesh.first:
             file.write_text(json.dumps(found))
 

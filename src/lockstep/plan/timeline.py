@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from html import escape
+from math import inf, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,19 @@ from lockstep.plan.simulate import Simulation
 from lockstep.plan.timeline_page import PAGE
 
 
-def timeline_html(simulation: Simulation, title: str | None = None, unit: str = "", memory_unit: str = "") -> str:
-    """A page with one lane per device and its activations below: drag to pan, wheel to zoom, hover for a step.
+def timeline_html(
+    simulation: Simulation, title: str | None = None, unit: str = "", memory_unit: str = "", held: str = "activations"
+) -> str:
+    """A page with one lane per device and what it holds below: drag to pan, wheel to zoom, hover for a step.
 
-    It loads nothing from the network. ``unit``: of time, ``memory_unit``: of activations, for the labels.
+    It loads nothing from the network. ``unit``: of time, ``memory_unit``: of what is held, ``held``: what that is, for
+    the labels.
     """
     instance(simulation, Simulation, "timeline: simulation")
     title = title or simulation.table.name
-    data = json.dumps(_page_data(simulation, unit), separators=(",", ":")).replace("</", "<\\/")
+    data = json.dumps(_page_data(simulation, unit, memory_unit, held), separators=(",", ":")).replace("</", "<\\/")
     page = PAGE.replace("@TITLE@", escape(title)).replace("@DATA@", data)
-    return page.replace("@FACTS@", _facts(simulation, unit, memory_unit))
+    return page.replace("@FACTS@", _facts(simulation, unit, memory_unit, held)).replace("@HELD@", escape(held))
 
 
 def timeline_text(simulation: Simulation, columns: int = 100) -> str:
@@ -41,67 +45,89 @@ def timeline_text(simulation: Simulation, columns: int = 100) -> str:
 
 
 def save_timeline(
-    simulation: Simulation, path: str | Path, title: str | None = None, unit: str = "", seconds_per_unit: float = 1e-3
+    simulation: Simulation,
+    path: str | Path,
+    title: str | None = None,
+    unit: str = "",
+    seconds_per_unit: float = 1e-3,
+    held: str = "activations",
 ) -> None:
-    """Writes the page, or, if the name ends in ``.json``, the trace."""
+    """Writes the page, or, if the name ends in ``.json``, the trace. ``held``: as in `timeline_html`."""
     path = Path(path)
     as_trace = path.suffix == ".json"
-    path.write_text(
-        json.dumps(trace(simulation, seconds_per_unit)) if as_trace else timeline_html(simulation, title, unit)
-    )
+    text = json.dumps(trace(simulation, seconds_per_unit, held)) if as_trace else timeline_html(simulation, title, unit)
+    path.write_text(text, encoding="utf-8")
 
 
-def trace(simulation: Simulation, seconds_per_unit: float = 1e-3) -> dict[str, Any]:
-    """The Trace Event Format: a process per device, its steps, its activations as a counter, messages as arrows.
+def trace(simulation: Simulation, seconds_per_unit: float = 1e-3, held: str = "activations") -> dict[str, Any]:
+    """The Trace Event Format: a process per device, its steps, what it holds as a counter, messages as arrows.
 
-    ``seconds_per_unit``: of the simulation's times; the trace counts microseconds.
+    ``seconds_per_unit``: of the simulation's times; the trace counts microseconds. ``held``: as in `timeline_html`.
+    Processes and threads count from 1: viewers take 0 for the idle one.
     """
     instance(simulation, Simulation, "timeline: simulation")
-    scale = number(seconds_per_unit, "timeline: seconds_per_unit", above=True) * 1e6
+    scale = number(seconds_per_unit, "timeline: seconds_per_unit", above=True) * 1e9
     events: list[dict[str, Any]] = []
     for device in range(simulation.table.stages):
-        events.append(
-            {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "args": {"name": f"device {device}"}}
-        )
-        events.append(
-            {"ph": "M", "name": "process_sort_index", "pid": device, "tid": 0, "args": {"sort_index": device}}
-        )
-        events += _steps(simulation, device, scale)
+        about = {"process_name": {"name": f"device {device}"}, "process_sort_index": {"sort_index": device}}
+        about["thread_name"] = {"name": "steps"}
+        events += [{"ph": "M", "name": name, **_place(device, 0), "args": args} for name, args in about.items()]
+        events += _steps(simulation, device, scale, held)
     return {"traceEvents": events + _arrows(simulation, scale), "displayTimeUnit": "ms"}
 
 
-def _steps(simulation: Simulation, device: int, scale: float) -> list[dict[str, Any]]:
+def _place(device: int, nanoseconds: int) -> dict[str, Any]:
+    return {"pid": device + 1, "tid": device + 1, "ts": _microseconds(nanoseconds)}
+
+
+def _microseconds(nanoseconds: int) -> int | float:
+    """As a trace writes it. A viewer cuts it to whole nanoseconds, so it must not be the least bit less: a step would
+    end after its neighbour begins, and be dropped."""
+    whole_ones, rest = divmod(nanoseconds, 1000)
+    if not rest:
+        return whole_ones
+    found = nanoseconds / 1000
+    return found if found * 1000 >= nanoseconds else nextafter(found, inf)
+
+
+def _steps(simulation: Simulation, device: int, scale: float, name: str) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
-    held = simulation.held[device]
+    held, end = simulation.held[device], 0
     for index, step in enumerate(simulation.table.rows[device]):
-        at, end = simulation.start[device][index] * scale, simulation.end[device][index] * scale
+        at, end = (round(float(times[device][index]) * scale) for times in (simulation.start, simulation.end))
         about = {"kind": step.kind, "micro_batch": step.micro_batch, "chunk": step.chunk}
-        place = {"pid": device, "tid": 0, "ts": at}
-        events.append({"ph": "X", "name": str(step), "cat": step.kind, **place, "dur": end - at, "args": about})
-        events.append({"ph": "C", "name": "activations", **place, "args": {"held": float(held[index])}})
-    return events
+        took = {"dur": _microseconds(end - at)}
+        events.append({"ph": "X", "name": str(step), "cat": step.kind, **_place(device, at), **took, "args": about})
+        events.append(_counter(device, at, name, float(held[index])))
+    # All activations have gone in the end; weights and what else a device holds have not.
+    return [*events, _counter(device, end, name, 0.0)] if name == "activations" else events
+
+
+def _counter(device: int, at: int, name: str, held: float) -> dict[str, Any]:
+    return {"ph": "C", "name": name, **_place(device, at), "args": {"held": held}}
 
 
 def _arrows(simulation: Simulation, scale: float) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     every = (message for channel in messages(simulation.table).values() for message in channel)
     for count, m in enumerate(every):
-        name = {"name": "activation" if m.forward else "gradient", "cat": "message", "id": count, "tid": 0}
+        name = {"name": "activation" if m.forward else "gradient", "cat": "message", "id": count}
         # An arrow binds to the slice that encloses its time stamp, so it starts inside the sending step.
         sent = (simulation.start[m.sender][m.after] + simulation.end[m.sender][m.after]) / 2
         used = simulation.start[m.receiver][m.before]
-        events.append({"ph": "s", **name, "pid": m.sender, "ts": float(sent) * scale})
-        events.append({"ph": "f", "bp": "e", **name, "pid": m.receiver, "ts": float(used) * scale})
+        events.append({"ph": "s", **name, **_place(m.sender, round(float(sent) * scale))})
+        events.append({"ph": "f", "bp": "e", **name, **_place(m.receiver, round(float(used) * scale))})
     return events
 
 
-def _page_data(simulation: Simulation, unit: str) -> dict[str, Any]:
+def _page_data(simulation: Simulation, unit: str, memory_unit: str, held: str) -> dict[str, Any]:
     lanes = []
     for device, row in enumerate(simulation.table.rows):
         columns = (simulation.start[device], simulation.end[device], simulation.held[device])
         numbers = zip(*(column.tolist() for column in columns), strict=True)
         lanes.append([[str(s), s.kind, s.chunk, *map(_short, n)] for s, n in zip(row, numbers, strict=True)])
-    return {"lanes": lanes, "span": simulation.makespan, "peak": simulation.peak_activation, "unit": unit}
+    units = {"unit": unit, "memory": memory_unit, "held": held}
+    return {"lanes": lanes, "span": simulation.makespan, "peak": simulation.peak_activation, **units}
 
 
 def _short(number: float) -> float:
@@ -109,7 +135,7 @@ def _short(number: float) -> float:
     return float(f"{number:.7g}")
 
 
-def _facts(simulation: Simulation, unit: str, memory_unit: str) -> str:
+def _facts(simulation: Simulation, unit: str, memory_unit: str, held: str) -> str:
     table = simulation.table
     facts = {
         "devices": f"{table.stages} x {table.chunks}" if table.chunks > 1 else str(table.stages),
@@ -117,6 +143,6 @@ def _facts(simulation: Simulation, unit: str, memory_unit: str) -> str:
         "makespan": f"{simulation.makespan:.6g} {unit}",
         "longest span": f"{simulation.max_span:.6g} {unit}",
         "bubble": f"{simulation.bubble_rate:.2%}",
-        "peak activations": f"{simulation.peak_activation:.4g} {memory_unit}",
+        f"peak {held}": f"{simulation.peak_activation:.4g} {memory_unit}",
     }
     return "".join(f"<span>{escape(key)} <b>{escape(value)}</b></span>" for key, value in facts.items())

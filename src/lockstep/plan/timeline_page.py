@@ -23,7 +23,7 @@ footer { padding: 6px 18px 14px; color: var(--soft); font-size: 12px; }
 <header><h1>@TITLE@</h1><div>@FACTS@</div><div id="key"></div></header>
 <canvas id="view" tabindex="0" aria-label="timeline of the pipeline"></canvas><div id="tip" role="status"></div>
 <footer>Drag to pan; wheel or + and - to zoom; arrow keys to move; double click or 0 for all of it. The area below each
-lane is its activation memory.</footer>
+lane is what the device holds: @HELD@.</footer>
 <script type="application/json" id="data">@DATA@</script>
 <script>
 "use strict";
@@ -54,7 +54,7 @@ function axis() {
   pen.fillStyle = css("--soft"); pen.strokeStyle = css("--line"); pen.lineWidth = 1; pen.textAlign = "center";
   for (let t = Math.ceil(from / tick) * tick; t <= to; t += tick) {
     pen.beginPath(); pen.moveTo(x(t), TOP - 6); pen.lineTo(x(t), TOP + ROW * data.lanes.length); pen.stroke();
-    pen.fillText(+t.toPrecision(6), x(t), TOP - 14);
+    pen.fillText(number(t), x(t), TOP - 14);
   }
 }
 function lane(row, i) {
@@ -88,7 +88,7 @@ function zoom(factor, at) { set(at - (at - from) * factor, at + (to - at) * fact
 function find(event) {
   const box = view.getBoundingClientRect(), i = Math.floor((event.clientY - box.top - TOP) / ROW);
   const t = time(event.clientX - box.left), row = data.lanes[i];
-  if (!row || (event.clientY - box.top - TOP) % ROW > LANE) return null;
+  if (!row || (event.clientY - box.top - TOP) % ROW > LANE + MEMORY) return null;
   const step = row[first(row, t)];
   return step && step[3] <= t ? [i, step] : null;
 }
@@ -109,7 +109,7 @@ view.addEventListener("pointermove", event => {
   if (!found) return;
   tip.textContent = `device ${found[0]}: ${step[0]} (${NAMES[kind(step)]})\\n` +
     `start ${number(step[3])}, end ${number(step[4])}, takes ${number(step[4] - step[3])}\\n` +
-    `activations held ${+step[5].toPrecision(4)}`;
+    `${data.held} held ${+step[5].toPrecision(4)} ${data.memory}`;
   tip.style.left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8) + "px";
   tip.style.top = event.clientY + 16 + "px";
 });

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.config import Config, ModelConfig
+from lockstep.config.check import check
 from lockstep.errors import LockstepError
-from lockstep.plan.candidates import Pins
+from lockstep.parallel.rules import check_run, known_shape
 from lockstep.plan.cluster import Cluster
+from lockstep.plan.decoder_config import planner_shape
 from lockstep.plan.layout import Layout
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.planfile import Plan
-from lockstep.plan.search import search
+from lockstep.plan.pins import Pins
+from lockstep.plan.planfile import Plan, check_model
+from lockstep.plan.search import compared, search
 from lockstep.plan.shape import ModelShape
 
 
@@ -45,43 +49,107 @@ def _uncut(shape: ModelShape) -> bool:
     return bool(shape.experts or shape.kv_lora_rank)
 
 
+def with_plan(config: Config, shape: ModelConfig, plan: Plan, source: str) -> Config:
+    """The configuration with ``parallel`` and the global batch as the plan has them; shape: the configuration's model.
+
+    The plan's micro-batches become the canonical ones, so the same plan gives the same bits on any layout of it.
+    Raises LockstepError for a plan of another model (what differs). source: names the plan in errors.
+    """
+    check_model(plan, planner_shape(shape))
+    layout, batch = plan.layout, plan.batch
+    degrees = {key: getattr(layout, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp")}
+    kept = ("schedule", "recompute", "recompute_layers", "offload_layers", "bucket_mb")
+    choices = {key: getattr(layout, key) for key in kept}
+    choices["sequence_parallel"] = layout.sequence_parallel and layout.tp > 1
+    tree: dict[str, Any] = config.model_dump()
+    tree["parallel"] |= degrees | choices | {
+        "chunks": layout.chunks if layout.schedule == "interleaved" else None,
+        "layers_per_stage": list(layout.layers_per_stage) if layout.pp > 1 else [],
+        "recompute_per_stage": list(layout.recompute_per_stage),
+        "offload_per_stage": list(layout.offload_per_stage),
+    }  # fmt: skip
+    tree["train"] |= {"micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch}
+    tree["data"] |= {"seq_len": batch.seq}
+    if max(shape.canonical_tp, config.train.canonical_tp or 1) < layout.tp:
+        tree["train"]["canonical_tp"] = layout.tp
+    return check(Config, tree, source)
+
+
+def refused(plan: Plan, run: Config | None = None) -> str:
+    """Why `lockstep train` does not run a plan in this version, as a clause; empty where it does. run: whose model it
+    is, with all else that it asks for."""
+    if words := not_run(plan.layout, plan.model):
+        return f"does not run {', '.join(words)} in this version"
+    shape = None if run is None else known_shape(run.model)
+    if run is None or shape is None:
+        return ""
+    try:
+        check_run(with_plan(run, shape, plan, "the plan"))
+    except LockstepError as error:
+        return f"refuses it: {error}"
+    return ""
+
+
 @dataclass(frozen=True)
 class Found:
     """plans: the best that the trainer runs or, where none of those fits (or pins ask for others), the best of all.
-    beyond: the best of all, where it is faster and the trainer does not run it."""
+    why: it refuses the best. beyond: the best of all and why that is refused, where it is faster."""
 
     plans: list[Plan]
-    beyond: Plan | None = None
+    why: str = ""
+    beyond: tuple[Plan, str] | None = None
 
     @property
     def note(self) -> str:
         """One line about what is not run; empty where everything is."""
-        best = self.plans[0]
-        if refused := not_run(best.layout, best.model):
-            return f"`lockstep train` does not run {', '.join(refused)} in this version, and no plan without was found."
+        if self.why:
+            return f"`lockstep train` {self.why.rstrip('.')}; no plan that it runs was found."
         if self.beyond is None:
             return ""
-        refused = not_run(self.beyond.layout, self.beyond.model)
-        faster = 100 * (1 - self.beyond.prediction.step_s / best.prediction.step_s)
+        plan, why = self.beyond
+        faster = 100 * (1 - plan.prediction.step_s / self.plans[0].prediction.step_s)
         return (
-            f"with {', '.join(refused)}, which `lockstep train` does not run in this version, a step would take "
-            f"{self.beyond.prediction.step_s:.3g} s ({faster:.0f} % less): {self.beyond.layout.describe()}"
+            f"a step would take {plan.prediction.step_s:.3g} s ({faster:.0f} % less) with {plan.layout.describe()}, "
+            f"but `lockstep train` {why}"
         )
 
 
 def search_to_run(
-    model: str | Path | ModelShape, cluster: str | Cluster, *, pins: Pins | None = None, **asked: Any
+    model: str | Path | ModelShape,
+    cluster: str | Cluster,
+    *,
+    pins: Pins | None = None,
+    top: int = 5,
+    run: Config | None = None,
+    **asked: Any,
 ) -> Found:
-    """`search` among what the trainer runs. asked: the other arguments of `search`."""
+    """`search` among what the trainer runs. run: the configuration that the plan is for, where there is one; asked: the
+    other arguments of `search`."""
     shape = model_shape(model)
-    best = search(shape, cluster, pins=pins, **asked)
-    if not any(not_run(plan.layout, shape) for plan in best):
+    best = search(shape, cluster, pins=pins, top=top, **asked)
+    if not any(refused(plan, run) for plan in best):
         return Found(best)
-    without: dict[str, Any] = {"tp": 1, "cp": 1} if _uncut(shape) else {}
+    simpler = {**_simpler(shape, run), **(pins or {})}
     try:
-        runs = search(shape, cluster, pins={**without, **(pins or {})}, **asked)
+        more = search(shape, cluster, pins=simpler, top=_LOOKED_AT, **asked)
     except LockstepError:
-        return Found(best)
-    if not_run(runs[0].layout, shape):
-        return Found(best)
-    return Found(runs, best[0] if not_run(best[0].layout, shape) else None)
+        more = []
+    runs = [plan for plan in more if not refused(plan, run)][:top]
+    if not runs:
+        return Found(best, refused(best[0], run))
+    why = refused(best[0], run)
+    return Found([runs[0], *(compared(plan, runs[0]) for plan in runs[1:])], "", (best[0], why) if why else None)
+
+
+_LOOKED_AT = 20
+"""Plans among which those are that the trainer runs."""
+
+
+def _simpler(shape: ModelShape, run: Config | None) -> dict[str, Any]:
+    """Pins that leave out what the trainer does not run for such a model, or in such a run."""
+    found: dict[str, Any] = {"tp": 1, "cp": 1} if _uncut(shape) else {}
+    if run is not None and run.lora.rank:
+        found |= {"tp": 1, "cp": 1, "pp": 1}
+    if run is not None and isinstance(run.model, ModelConfig) and run.model.router_aux_loss:
+        found |= {"recompute": "none", "recompute_layers": 0, "offload_layers": 0}
+    return found

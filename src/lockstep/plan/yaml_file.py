@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,20 @@ def read_json(path: str | Path, what: str) -> Any:
 def write_yaml(path: str | Path, content: Any) -> None:
     """Write a file that `read_yaml` gives back, innermost lists and mappings on one line each. Raises OSError."""
     Path(path).write_text(dump(content, flow=None), encoding="utf-8")
+
+
+def check_can_write(path: str | Path, option: str = "--out") -> None:
+    """Raise LockstepError where a file cannot be written, before time is spent on what goes into it. option: that named
+    it."""
+    file = Path(path)
+    reason = (
+        "it is a directory" if os.path.isdir(file)
+        else f"there is no directory {file.parent}" if not os.path.isdir(file.parent)
+        else "no right to write there" if not os.access(file if os.path.exists(file) else file.parent, os.W_OK)
+        else ""
+    )  # fmt: skip
+    if reason:
+        raise LockstepError(f"cannot write {file}: {reason}. Choose another {option}.")
 
 
 def _text(path: str | Path, what: str, kind: str) -> str:

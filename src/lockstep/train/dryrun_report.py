@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.plan.memory import MARGIN, process_bytes
 from lockstep.plan.watch import OperatorCost
+from lockstep.quantities import operations, parameters, size
 from lockstep.train.dryrun import DryRun
 
 _SMALL = 0.002
@@ -17,8 +18,8 @@ def dry_run_text(found: DryRun, planned: float | None = None) -> str:
     """What `lockstep dryrun` prints. planned: bytes of the rank's process by the closed form of plans."""
     where = f"rank {found.rank} of {found.mesh.describe()}: " if found.mesh.size > 1 else ""
     lines = [
-        f"{where}{amount(found.parameters, 'kMBT').strip()} parameters; a step of {found.micro_batches} micro-batches "
-        f"of {found.tokens:,} tokens: {amount(found.flops)}FLOP",
+        f"{where}{parameters(found.parameters)} parameters; a step of {found.micro_batches} micro-batches "
+        f"of {found.tokens:,} tokens: {operations(found.flops)}",
         f"before the step  weights {size(found.weights)}, optimizer {size(found.optimizer)}",
         f"peak             {size(found.peak.bytes)}, in the {found.peak.where} ({found.peak.operator})",
         f"                 {shares(found.peak.kinds)}",
@@ -27,7 +28,7 @@ def dry_run_text(found: DryRun, planned: float | None = None) -> str:
         *([] if planned is None else [f"as planned       {size(planned)} for this rank's process"]),
         *_sent(found),
         "",
-        f"{'operator':34s} {'calls':>9s} {'FLOP':>12s} {'bytes':>12s}",
+        f"{'operator':34s} {'calls':>9s} {'operations':>13s} {'bytes':>10s}",
     ]
     return "\n".join(lines + _operators(found.operators))
 
@@ -46,26 +47,12 @@ def _operators(costs: Mapping[str, OperatorCost]) -> list[str]:
     if rest:
         other = OperatorCost(sum(c.calls for c in rest), sum(c.flops for c in rest), sum(c.bytes for c in rest))
         shown.append((f"{len(rest)} others", other))
-    return [f"{name:34s} {c.calls:9,d} {amount(c.flops):>12s} {size(c.bytes):>12s}" for name, c in shown]
+    return [f"{name:34s} {c.calls:9,d} {operations(c.flops):>13s} {size(c.bytes):>10s}" for name, c in shown]
 
 
 def shares(kinds: Mapping[str, int]) -> str:
     """Bytes by kind, the largest first."""
     return ", ".join(f"{name} {size(n)}" for name, n in sorted(kinds.items(), key=lambda item: -item[1]))
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them: powers of 1000."""
-    for unit, worth in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if count >= worth:
-            return f"{count / worth:.4g} {unit}"
-    return f"{count / 1e3:.4g} kB"
-
-
-def amount(count: float, letters: str = "kMGTP") -> str:
-    """A number as a person reads it, up to its unit: 1.236 G, 450. letters: of thousands, millions and so on."""
-    power = max((i for i in range(len(letters) + 1) if count >= 1000**i), default=0)
-    return f"{count / 1000**power:.4g} {letters[power - 1] if power else ''}"
 
 
 def dry_run_json(found: DryRun, levels: Sequence[object] = ()) -> str:

@@ -21,8 +21,8 @@ from lockstep.ops import operators
 from lockstep.parallel.nodes import Group
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.schedules import Step, Table
+from lockstep.quantities import size
 from lockstep.train.dryrun import rank_of
-from lockstep.train.dryrun_report import size
 from lockstep.train.layout import layer_policy
 
 

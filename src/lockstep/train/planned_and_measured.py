@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.config import Config
 from lockstep.plan import Batch, Cluster, Coefficients, Layout, Measured, ModelShape, calibrate, predict
 from lockstep.plan.decoder_config import decoder_config
+from lockstep.quantities import parameters
 from lockstep.train.measure import LayoutSteps, measure_layouts
 
 SHAPE = ModelShape(
@@ -39,8 +40,13 @@ LAYOUTS = (
     Layout(pp=2, micro_batch=2, offload_layers=2),
 )
 """Layouts on two processes that this version runs."""
-_FITTED = 3
-"""One of so many calibrates."""
+_FITTED, _ROUNDS, _STEPS = 3, 5, 2
+"""One layout of so many calibrates; all take turns so many times, so many steps each."""
+WHAT_IS_MEASURED = (
+    f"A model of {parameters(SHAPE.parameters)} parameters, {BATCH.sequences} sequences of {BATCH.seq} tokens a step. "
+    f"The layouts take turns on the same two processes, {_ROUNDS} times {_STEPS} steps each; measured is the median. "
+    "Every third calibrates the description of the machine (`lockstep.plan.calibrate`), all are predicted with that."
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Compared:
         return abs(self.predicted / self.measured - 1)
 
 
-def compare(cluster: Cluster, rounds: int = 5, steps: int = 2) -> list[Compared]:
+def compare(cluster: Cluster, rounds: int = _ROUNDS, steps: int = _STEPS) -> list[Compared]:
     """Measure `LAYOUTS` in turns on two processes, calibrate ``cluster`` with some of them and predict all."""
     found = measure_layouts(_config(), [_sections(layout) for layout in LAYOUTS], rounds, steps)
     return compared(found, cluster)

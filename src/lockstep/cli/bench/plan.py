@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.bench._output import Document, JsonFile, publish
+from lockstep.errors import LockstepError
 
 
 def plan(
@@ -25,6 +26,8 @@ def plan(
     """The planner's errors against published and measured runs."""
     if measured:
         return _measured(cluster, json_file, write)
+    if cluster is not None:
+        raise LockstepError(f"bench plan --cluster {cluster} goes with --measured: add it, or leave out --cluster.")
     from rich.console import Console
 
     from lockstep.bench import Report, describe
@@ -55,7 +58,7 @@ def _measured(cluster: Path | None, json_file: Path | None, write: Path | None) 
     from lockstep.bench import Report, describe
     from lockstep.plan import load_cluster
     from lockstep.plan.this_machine import calibrate_machine
-    from lockstep.train.planned_and_measured import compare, mean_error, regret
+    from lockstep.train.planned_and_measured import WHAT_IS_MEASURED, compare, mean_error, regret
 
     with (
         Console(stderr=True).status("measuring this machine and the layouts (minutes)"),
@@ -75,7 +78,7 @@ def _measured(cluster: Path | None, json_file: Path | None, write: Path | None) 
     rows.append(("predicted best behind measured best (target 5 %)", "", "", behind, ""))
     report = Report(
         "plan-measured", "The planner on this machine: layouts on two processes", "lockstep bench plan --measured",
-        describe("scipy"), ("layout", "measured", "predicted", "error", ""), tuple(rows),
+        describe("scipy"), ("layout", "measured", "predicted", "error", ""), tuple(rows), (WHAT_IS_MEASURED,),
         data=[asdict(row) for row in found],
     )  # fmt: skip
     publish(report, json_file, write)
