@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_run import with_experts
 
 from lockstep.config import Config
 from lockstep.errors import LockstepError
@@ -17,9 +19,9 @@ from lockstep.train.changes import changes
 from lockstep.train.display import Display, StepLine
 from lockstep.train.lock import run_lock
 from lockstep.train.metrics import Metrics, read_metrics
-from lockstep.train.report import amount, result_lines
+from lockstep.train.report import amount, plan_lines, result_lines
 from lockstep.train.signals import stop_on_signal
-from lockstep.train.trainer import Result
+from lockstep.train.trainer import Result, Trainer
 
 
 def test_the_lock_is_given_back(tmp_path: Path) -> None:
@@ -107,6 +109,17 @@ def test_the_command_that_goes_on_can_be_pasted() -> None:
     trainer: Any = SimpleNamespace(out=Path("my runs/a"), config=Config())
     lines = list(result_lines(trainer, Result(3, 1.0, None, None, "SIGTERM")))
     assert lines == ["stopped by SIGTERM after step 3 of 300", "go on with: lockstep train --out 'my runs/a' --resume"]
+
+
+def test_parameters_that_do_not_train_are_no_adapters(tiny: Callable[..., Config]) -> None:
+    """Routers of this family have a bias each that no gradient reaches."""
+    trainer = Trainer(tiny(model=with_experts("deepseek_v3")))
+    try:
+        line = next(iter(plan_lines(trainer)))
+    finally:
+        trainer.close()
+    assert line.endswith("parameters, 24 of which do not train"), "three layers with experts, eight of them each"
+    assert line.startswith("model     deepseek_v3, ")
 
 
 def test_the_display_prints_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,12 @@ def plan_lines(trainer: Trainer) -> Iterator[str]:
     train = config.train
     whole = run.size
     training = sum(p.numel() for p in run.engine.expected()[0].values())
-    what = f"{amount(whole)} parameters"
-    yield f"model     {run.title}, " + (
-        what
-        if training == whole
-        else f"{what}, of which {amount(training)} in adapters train (rank {config.lora.rank})"
-    )
+    part = ""
+    if config.lora.rank:
+        part = f", of which {amount(training)} in adapters train (rank {config.lora.rank})"
+    elif training < whole:
+        part = f", {whole - training:,} of which do not train"
+    yield f"model     {run.title}, {amount(whole)} parameters{part}"
     about, count = run.data.tokens.about, len(run.data.training)
     yield (
         f"data      {', '.join(config.data.sources)}: {amount(about.bytes)}B, {amount(about.tokens)} tokens, "
