@@ -24,6 +24,9 @@ BATCH = Batch(32, 4096)
         Layout(pp=4, schedule="zb-v", chunks=2),
         Layout(pp=4, schedule="v-half", chunks=2),
         Layout(pp=4, schedule="interleaved", chunks=2),
+        Layout(pp=4, dp=2, gradient_groups=4),
+        Layout(pp=4, gradient_groups=1, recompute="full"),
+        Layout(dp=8, fsdp=3, gradient_groups=8),
     ],
 )
 def test_fullest_rank_is_the_closed_form(layout):

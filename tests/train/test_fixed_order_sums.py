@@ -29,8 +29,8 @@ def by_definition(gradients: list[Tensor]) -> Tensor:
     return by_definition(gradients[:left]) + by_definition(gradients[left:])
 
 
-def summed(gradients: list[Tensor]) -> Tensor:
-    tree = GradientTree()
+def summed(gradients: list[Tensor], group: int = 1) -> Tensor:
+    tree = GradientTree(group)
     for gradient in gradients:
         tree.push([gradient.clone()])
     return tree.total()[0]
@@ -39,6 +39,17 @@ def summed(gradients: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("count", range(1, 18))
 def test_the_tree_is_the_one_defined(count: int) -> None:
     assert torch.equal(summed(leaves(count)), by_definition(leaves(count)))
+
+
+@pytest.mark.parametrize(("groups", "size"), [(1, 9), (3, 4), (4, 3), (5, 2)])
+def test_the_gradients_of_a_group_are_added_ascending(groups: int, size: int) -> None:
+    gradients = leaves(groups * size)
+    chains = [gradients[i * size] for i in range(groups)]
+    for place in range(1, size):
+        chains = [chain + gradients[i * size + place] for i, chain in enumerate(chains)]
+    assert torch.equal(summed(gradients, size), by_definition(chains))
+    # A group of two is a pair of the tree; a longer one is another order.
+    assert torch.equal(summed(gradients, size), summed(gradients)) == (size == 2)
 
 
 def test_ranks_with_aligned_runs_compute_nodes_of_the_same_tree() -> None:
@@ -56,11 +67,13 @@ def test_a_plain_running_sum_gives_other_bits() -> None:
     assert not torch.equal(summed(gradients), sum(gradients[1:], gradients[0]))
 
 
-def test_leaves_alive_are_logarithmic() -> None:
-    tree = GradientTree()
+@pytest.mark.parametrize("group", [1, 3])
+def test_sums_alive_are_logarithmic_in_the_groups(group: int) -> None:
+    merged = list[int]()
+    tree = GradientTree(group, lambda tensors: merged.append(len(tensors)))
     for i, gradient in enumerate(leaves(33), 1):
         tree.push([gradient])
-        assert len(tree._partial) == i.bit_count()
+        assert i - len(merged) == (i // group).bit_count() + (i % group > 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000, 65536, 65537, 200_001])

@@ -126,10 +126,14 @@ def test_adapters_are_trained_as_one_program_by_default(programs):
 
 
 def test_a_run_at_each_level_ends_with_the_same_weights(tiny, tmp_path):
+    """With groups of micro-batches, whose number is part of the numerics."""
     found = []
-    for level in ("O0", "O1", "O2"):
-        trainer = Trainer(tiny(tmp_path / level, compile={"level": level, "cache": False}, train={"eval_every": 3}))
+    for level, groups in (("O0", 2), ("O1", 2), ("O2", 2), ("O0", 6)):
+        train = {"eval_every": 3, "micro_batches": 6, "gradient_groups": groups}
+        out = tmp_path / f"{level} {groups}"
+        trainer = Trainer(tiny(out, compile={"level": level, "cache": False}, train=train))
         result = trainer.fit()
         found.append([torch.tensor(result.loss), *trainer.model.decoder.parameters()])
     assert same(found[0], found[1])
     assert same(found[0], found[2])
+    assert not same(found[0], found[3])

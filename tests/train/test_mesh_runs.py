@@ -25,7 +25,7 @@ from lockstep.errors import LockstepError
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.join import joined
 from lockstep.parallel.mesh import MeshShape
-from lockstep.parallel.schedules import schedule
+from lockstep.parallel.schedules import Table, schedule
 from lockstep.train import Trainer, speed
 from lockstep.train.checkpoint import checkpoints, load_checkpoint
 from lockstep.train.measure import measure_layouts, take_turns
@@ -97,6 +97,8 @@ LAYOUTS = {
     "cp2 tp2": {"cp": 2, "tp": 2, "recompute_layers": 1, "offload_layers": 3},
     "tp2 dp2, rows and weights shared": {"tp": 2, "dp": 2, "fsdp": 3, "sequence_parallel": True, "offload_layers": 4},
 }
+ONE_BY_ONE = ("dp2", "dp3, moments sharded", "pp2 1f1b", "tp2", "cp2", "dp3, weights sharded")
+"""Those with every micro-batch as a canonical group; the others have two groups of three."""
 
 
 Alone = Callable[[dict[str, Any], dict[str, Any]], Path]
@@ -125,6 +127,8 @@ def test_a_layout_gives_the_run_of_one_process(tiny: Tiny, tmp_path: Path, alone
     tied = name not in ("dp2", "dp3, weights sharded")
     model = {**MODEL, "num_heads": 4, "num_kv_heads": 4, "head_dim": 16, "tie_embeddings": tied}
     train = {**TRAIN, "steps": 2, "save_every": 1, "canonical_tp": segments}
+    if name not in ONE_BY_ONE:
+        train |= {"micro_batches": 6, "gradient_groups": 2}
     if LAYOUTS[name].get("fsdp", 0) > 1:
         train["micro_batches"] = 6
         model["vocab_size"] = 5000  # an embedding of three blocks: runs begin within a tensor
@@ -150,6 +154,8 @@ def test_experts_on_several_ranks_give_the_run_of_one_process(
 ) -> None:
     train = {**TRAIN, "steps": 2, "save_every": 1, "micro_batches": 12, "micro_batch": 1}
     latent = "latent" in name
+    if latent or "sharded" in name:
+        train["gradient_groups"] = 4
     model = {**with_experts("deepseek_v3"), "mla_form": "absorbed"} if latent else with_experts("qwen3_moe")
     expected = alone(model, train)
     run(tiny(tmp_path / "mesh", model=model, train=train), EXPERT_LAYOUTS[name])
@@ -172,6 +178,8 @@ def test_a_run_goes_on_upon_another_layout(tiny: Tiny, tmp_path: Path, moves: st
     whole, moved = tmp_path / "whole", tmp_path / "moved"
     segments = 2 if any("tp" in parallel for parallel in MOVES[moves]) else None
     train = {**TRAIN, "steps": 6, "micro_batches": 6, "canonical_tp": segments}
+    if segments:  # two replicas and three, of two groups
+        train["gradient_groups"] = 2
     model = with_experts("qwen3_moe") if "experts" in moves else {**MODEL, "num_kv_heads": 2}
     Trainer(tiny(whole, model=model, train=train)).fit()
     config = tiny(moved, model=model, train=train)
@@ -224,10 +232,13 @@ def test_metrics_tell_each_ranks_memory_and_each_axis_bytes(tiny: Tiny, tmp_path
 
 
 def test_a_table_from_a_file_is_executed(tiny: Tiny, tmp_path: Path) -> None:
-    """Any valid table: here ZB-H1 under another name."""
-    schedule("zb-h1", 2, 5).save(tmp_path / "mine.yaml")
-    Trainer(tiny(tmp_path / "alone", model=MODEL, train=TRAIN)).fit()
-    run(tiny(tmp_path / "mesh", model=MODEL, train=TRAIN), {"pp": 2, "schedule": str(tmp_path / "mine.yaml")})
+    """Any valid table: here one whose gradients come from the last micro-batch to the first; sums keep their order."""
+    train = {**TRAIN, "micro_batches": 6, "gradient_groups": 2}
+    made = schedule("gpipe", 2, 6)
+    rows = tuple((*row[:6], *row[:5:-1]) for row in made.rows)
+    Table("mine", 2, 6, made.chunks, made.placement, rows).save(tmp_path / "mine.yaml")
+    Trainer(tiny(tmp_path / "alone", model=MODEL, train=train)).fit()
+    run(tiny(tmp_path / "mesh", model=MODEL, train=train), {"pp": 2, "schedule": str(tmp_path / "mine.yaml")})
     same(tmp_path / "alone", tmp_path / "mesh", ["step-00000004"])
     schedule("zb-h1", 2, 4).save(tmp_path / "other.yaml")
     other = functools.partial(
@@ -321,6 +332,11 @@ def test_layouts_that_cannot_be_are_told(tiny: Tiny) -> None:
         "lora.rank 2 with parallel.fsdp 3":
             ("dp", {"dp": 2, "fsdp": 3}, {"lora": {"rank": 2}, "train": {"micro_batches": 2}}),
         "train.micro_batches is 1, fewer than the 2 replicas": ("dp", {"dp": 2}, {"train": {"micro_batches": 1}}),
+        "train.gradient_groups is 2, fewer than the 3 replicas":
+            ("dp", {"dp": 3}, {"train": {"micro_batches": 4, "gradient_groups": 2}}),
+        "train.gradient_groups is 3, which parallel.dp 2 does not divide: with parallel.ep 2":
+            ("dp", {"dp": 2, "ep": 2}, {"model": with_experts("qwen3_moe"),
+             "train": {"micro_batches": 6, "gradient_groups": 3}}),
         "did you mean '1f1b'": ("pp", {"pp": 2, "schedule": "1f2b"}, {}),
         "2 layers, too few for 2 pipeline stages x 2 chunks (zb-v)": ("pp", {"pp": 2, "schedule": "zb-v"}, {}),
         "is [2, 2]: give 2 numbers (one per stage) that sum to the model's 2 layers":

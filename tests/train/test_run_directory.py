@@ -91,6 +91,8 @@ def test_a_full_disk_keeps_metrics_back_and_says_so_once(tmp_path: Path) -> None
         ({"train": {"dtype": "float32"}}, ["train.dtype: 'bfloat16' -> 'float32'"]),
         ({"model": {"num_layers": 7}}, ["model.num_layers: 6 -> 7"]),
         ({"data": {"seq_len": 256}}, ["data.seq_len: 512 -> 256"]),
+        ({"train": {"gradient_groups": 1}}, ["train.gradient_groups: 2 -> 1"]),
+        ({"train": {"gradient_groups": 2}}, []),  # as many as there are micro-batches, which is what none stands for
     ],
 )
 def test_which_changes_change_bits(sections: dict[str, Any], expected: list[str]) -> None:

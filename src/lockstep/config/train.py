@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lockstep.config.section import Section
 
@@ -89,7 +89,11 @@ class TrainConfig(Section):
     micro_batch: int = Field(default=4, gt=0, le=1 << 20)
     """Sequences in a canonical micro-batch: one forward and backward pass."""
     micro_batches: int = Field(default=2, gt=0, le=1 << 20)
-    """Micro-batches in a global batch. Their float32 gradients are added by a fixed binary tree."""
+    """Micro-batches in a global batch."""
+    gradient_groups: int | None = Field(default=None, gt=0, le=1 << 20)
+    """The number of equal groups of neighbouring micro-batches whose float32 gradients are added one after the other,
+    in one place; the groups' sums are added by a fixed binary tree. Part of the run's numerics: at most so many
+    replicas (`parallel.dp`) give the same bits. Fewer take less memory. None: every micro-batch is a group."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The compute dtype; master weights, gradients' sums and the optimizer's moments are float32."""
     canonical_tp: int | None = Field(default=None, ge=1)
@@ -119,3 +123,22 @@ class TrainConfig(Section):
     """Stop after this many steps in a row with a NaN or infinite loss or gradient; each is skipped."""
     export: bool = False
     """At the end write a Hugging Face directory, `<out>/export`."""
+
+    @property
+    def groups(self) -> int:
+        """Canonical groups of micro-batches in a global batch."""
+        return self.micro_batches if self.gradient_groups is None else self.gradient_groups
+
+    @property
+    def group_size(self) -> int:
+        """Micro-batches of a canonical group."""
+        return self.micro_batches // self.groups
+
+    @model_validator(mode="after")
+    def _equal_groups(self) -> TrainConfig:
+        if self.micro_batches % self.groups:
+            raise ValueError(
+                f"gradient_groups {self.groups} does not divide micro_batches {self.micro_batches}: groups are of "
+                "equal length; set it to a divisor, or leave it out"
+            )
+        return self

@@ -1,7 +1,8 @@
 """Gradients sharded over data-parallel ranks as they are made: ZeRO (arXiv 1910.02054) level 2.
 
-The replicas work on neighbouring leaves of the tree over micro-batches at the same time, so what they exchange after a
-round adds up to few nodes, and each keeps only its runs of those. The additions are those of `reduction` (contract C5).
+The replicas work on neighbouring micro-batches at the same time, so what they exchange after a round adds up to few
+sums of canonical groups and nodes of their tree, and each keeps only its runs of those. The additions are those of
+`reduction` (contract C5).
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ Unit = tuple[str, str]
 
 
 class GradientShards:
-    """The sum of a step's gradients, by runs. rounds: micro-batches of each replica.
+    """The sum of a step's gradients, by runs. rounds: micro-batches of each replica. group: of a canonical group.
 
-    In round i the replica at place r works on leaf ``i * size + r``. A unit's gradients are exchanged when all of them
-    are there, on every replica in the same order. Of what few ranks share out (``shards.apart``), each has the
-    gradients of several neighbouring leaves in a round.
+    In round i the replica at place r works on micro-batch ``i * size + r``. A unit's gradients are exchanged when all
+    of them are there, on every replica in the same order. Of what few ranks share out (``shards.apart``), each has the
+    gradients of several neighbours in a round.
     """
 
-    def __init__(self, names: Iterable[str], shards: Shards, rounds: int) -> None:
-        self.shards, self.leaves = shards, rounds * shards.axis.size
+    def __init__(self, names: Iterable[str], shards: Shards, rounds: int, group: int = 1) -> None:
+        self.shards = shards
         units: dict[Unit, list[str]] = {}
         for name in names:
             units.setdefault(self._unit(name), []).append(name)
         self._parts = {unit: shards.part(members).by_axis()[0] for unit, members in units.items()}
-        self._trees = {unit: NodeTree(self.leaves) for unit in units}
+        leaves = rounds * shards.axis.size // group
+        self._trees = {unit: NodeTree(leaves, group) for unit in units}
         self._waiting: dict[tuple[Unit, int], dict[str, Tensor]] = {}
         self._count = {unit: len(members) for unit, members in units.items()}
 
@@ -58,7 +60,7 @@ class GradientShards:
     def _exchange(self, unit: Unit, number: int, gradients: dict[str, Tensor]) -> None:
         part = self._parts[unit]
         axis, share = part.axis, sum(run.size for run in part.own)
-        each = self.shards.axis.size // axis.size  # leaves of a rank in a round
+        each = self.shards.axis.size // axis.size  # micro-batches of a rank in a round
         first = number // each * self.shards.axis.size + number % each
         outgoing = [joined(part.read(gradients, run) for run in part.of(i)) for i in range(axis.size)]
         gradients.clear()

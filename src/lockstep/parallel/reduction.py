@@ -30,14 +30,15 @@ class Reduction:
     one order, and a bucket is on its way while the backward pass goes on.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int) -> None:
-        """tensors: of the gradients' names and shapes. shards: of them, over one axis. leaves: micro-batches of all
-        ranks, of which each of the axis has the gradients of a run. size: bytes of a bucket."""
+    def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int, group: int = 1) -> None:
+        """tensors: of the gradients' names and shapes. shards: of them, over one axis. leaves: canonical groups of all
+        ranks, of which each of the axis has the gradients of a run. size: bytes of a bucket. group: micro-batches of a
+        canonical group."""
         self.shards, self.leaves, self.axis = shards, leaves, shards.axis
         mine = spread(leaves, self.axis.size)
         self._nodes = [nodes_of(part.start, part.stop, leaves) for part in mine]
-        self._trees = {name: NodeTree(leaves) for name in tensors}
-        self._missing = dict.fromkeys(tensors, len(mine[self.axis.index]))
+        self._trees = {name: NodeTree(leaves, group) for name in tensors}
+        self._missing = dict.fromkeys(tensors, group * len(mine[self.axis.index]))
         self._waiting = deque(_buckets(tensors, size))
         self._begun: deque[_Bucket] = deque()
         self._result: dict[str, Tensor] = {}
@@ -47,9 +48,9 @@ class Reduction:
         """How many buckets are on their way."""
         return len(self._begun)
 
-    def put(self, name: str, leaf: int, gradient: Tensor) -> None:
+    def put(self, name: str, micro_batch: int, gradient: Tensor) -> None:
         """Give the gradient of one of this rank's micro-batches, which is owned by the sum from then on."""
-        self._trees[name].put(leaf, gradient)
+        self._trees[name].put(micro_batch, gradient)
         self._missing[name] -= 1
         while self._waiting and not any(self._missing[each] for each in self._waiting[0]):
             self._begin(self._waiting.popleft())

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.config import Config, ModelConfig
 from lockstep.config.check import check as check_section
 from lockstep.config.parallel import ParallelConfig
+from lockstep.config.train import TrainConfig
 from lockstep.errors import LockstepError, NotRunError
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
@@ -51,18 +52,19 @@ def with_segments(config: Config, shape: ModelConfig) -> ModelConfig:
 
 def pipeline_of(config: Config, shape: ModelConfig, replica: int) -> tuple[Table, Stages]:
     """The schedule of a replica's micro-batches, and the layers of its stages."""
-    table = _table(config.parallel, len(leaves_of(config.parallel, config.train.micro_batches, replica)))
+    table = _table(config.parallel, len(micro_batches_of(config.parallel, config.train, replica)))
     stages = stages_of(shape.num_layers, table, shape.tie_embeddings, config.parallel.layers_per_stage)
     _check_layers(config.parallel, table, stages)
     return table, stages
 
 
-def leaves_of(parallel: ParallelConfig, micro_batches: int, replica: int) -> range:
-    """The canonical micro-batches that a replica works on: neighbours, or where gradients are sharded as they are made
-    every dp-th, so that all replicas work on neighbours at the same time."""
+def micro_batches_of(parallel: ParallelConfig, train: TrainConfig, replica: int) -> range:
+    """The canonical micro-batches that a replica works on: whole groups, neighbours; or where gradients are sharded as
+    they are made every dp-th micro-batch, so that all replicas work on neighbours at the same time."""
     if parallel.fsdp >= 2:
-        return range(replica, micro_batches, parallel.dp)
-    return spread(micro_batches, parallel.dp)[replica]
+        return range(replica, train.micro_batches, parallel.dp)
+    groups, size = spread(train.groups, parallel.dp)[replica], train.group_size
+    return range(groups.start * size, groups.stop * size)
 
 
 def _table(parallel: ParallelConfig, micro_batches: int) -> Table:
@@ -105,6 +107,14 @@ def check_layout(config: Config, shape: ModelConfig) -> None:
             f"train.micro_batches is {train.micro_batches}, fewer than the {parallel.dp} replicas of parallel.dp: each "
             "takes at least one; raise train.micro_batches (and lower train.micro_batch for the same batch) or lower "
             "parallel.dp"
+        )
+    if parallel.fsdp < 2 and train.groups < parallel.dp:
+        raise LockstepError(
+            f"train.gradient_groups is {train.groups}, fewer than the {parallel.dp} replicas of parallel.dp: each "
+            "takes whole groups, as a group's gradients are added one after the other in one place. The number is part "
+            f"of the run's numerics, which it keeps from its first step: lower parallel.dp to at most {train.groups}, "
+            "or set parallel.fsdp to 2, which adds up groups together; a new run may set train.gradient_groups to "
+            f"{parallel.dp} or a multiple"
         )
     if parallel.tp & (parallel.tp - 1):
         raise LockstepError(
@@ -169,6 +179,12 @@ def _check_experts(config: Config, shape: ModelConfig) -> None:
             f"train.micro_batches is {train.micro_batches}, which parallel.dp {parallel.dp} does not divide: with "
             f"parallel.ep {parallel.ep} replicas send each other rows in every micro-batch, so each must have as many; "
             "change train.micro_batches or parallel.dp, or set parallel.ep to 1"
+        )
+    if parallel.fsdp < 2 and train.groups % parallel.dp:
+        raise LockstepError(
+            f"train.gradient_groups is {train.groups}, which parallel.dp {parallel.dp} does not divide: with "
+            f"parallel.ep {parallel.ep} replicas send each other rows in every micro-batch, so each must have as many "
+            "of its whole groups; change parallel.dp, set parallel.ep to 1 or parallel.fsdp to 2"
         )
     if config.lora.rank:
         raise LockstepError(

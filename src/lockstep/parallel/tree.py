@@ -1,8 +1,10 @@
-"""The binary tree over the micro-batches of a global batch, whose leaves may come in any order, on any rank.
+"""The sum over the micro-batches of a global batch, whose gradients may come in any order, on any rank.
 
-Node ``(level, place)`` is the sum of leaves ``place * 2 ** level`` and on, ``2 ** level`` of them or as many as there
-are. Its children are added once, left to right; a node without a right sibling is its parent. So the number of
-leaves alone defines every addition (contract C5): 5 leaves give ``((g0 + g1) + (g2 + g3)) + g4``.
+Canonical groups of neighbouring micro-batches (mostly of one) are the leaves of a binary tree; within a group gradients
+are added one after the other, ascending. Node ``(level, place)`` is the sum of leaves ``place * 2 ** level`` and on,
+``2 ** level`` of them or as many as there are. Its children are added once, left to right; a node without a right
+sibling is its parent. So the number of leaves and the size of a group alone define every addition (contract C5): 5
+leaves give ``((g0 + g1) + (g2 + g3)) + g4``.
 """
 
 from __future__ import annotations
@@ -27,13 +29,27 @@ class NodeTree:
 
     Tensors that are put in are owned by the tree from then on (they are added into)."""
 
-    def __init__(self, leaves: int) -> None:
-        self._leaves = leaves
+    def __init__(self, leaves: int, group: int = 1) -> None:
+        """leaves: canonical groups, of so many micro-batches each."""
+        self._leaves, self._group = leaves, group
         self.nodes: dict[Node, Tensor] = {}
+        self._begun: dict[int, tuple[int, Tensor]] = {}
+        """By group: how many of its gradients were added, and their sum."""
+        self._early: dict[int, Tensor] = {}
+        """By micro-batch: gradients that came before those that they are added to."""
 
-    def put(self, leaf: int, gradient: Tensor) -> None:
-        """Give the gradient of one micro-batch."""
-        self.put_node(Node(0, leaf), gradient)
+    def put(self, micro_batch: int, gradient: Tensor) -> None:
+        """Give the gradient of one micro-batch, in any order: one that comes before its turn waits."""
+        self._early[micro_batch] = gradient
+        leaf = micro_batch // self._group
+        count, total = self._begun.pop(leaf, (0, None))
+        while (following := self._early.pop(leaf * self._group + count, None)) is not None:
+            total = following if total is None else total.add_(following)
+            count += 1
+        if total is not None and count < self._group:
+            self._begun[leaf] = count, total
+        elif total is not None:
+            self.put_node(Node(0, leaf), total)
 
     def put_node(self, node: Node, value: Tensor) -> None:
         """Give a node's value, and add up as far as siblings are there."""
@@ -48,7 +64,7 @@ class NodeTree:
         self.nodes[node] = value
 
     def total(self) -> Tensor:
-        """The root, when every leaf was put in."""
+        """The root, when every gradient was put in."""
         return self.nodes.pop(root(self._leaves))
 
 

@@ -39,7 +39,10 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
     once = (table["cp"] > 1) & (table["tp"] > 1) & (shape.states == "masters")
     pinned = fixed.get("sequence_parallel")
     shared = np.where(once, 0.0, 1.0) if pinned is None else np.full(len(rows), float(pinned))
-    more = {"sequence_parallel": shared, "bucket_mb": np.full(len(rows), float(fixed.get("bucket_mb", BUCKET_MB)))}
+    # One canonical group for each replica takes the least memory; peers have none.
+    groups = np.where(shape.states == "masters", float(fixed.get("gradient_groups", 0)) or table["dp"], 0.0)
+    more = {"sequence_parallel": shared, "gradient_groups": groups}
+    more |= {"bucket_mb": np.full(len(rows), float(fixed.get("bucket_mb", BUCKET_MB)))}
     if cut := fixed.get("layers_per_stage"):
         more |= {"slow_layers": np.full(len(rows), float(max(cut))), "last_layers": np.full(len(rows), float(cut[-1]))}
     return table | more
@@ -68,9 +71,11 @@ def _choices(
 ) -> list[tuple[int, int, int, int, int]]:
     """(micro_batch, fsdp, schedule, chunks, recompute) for one mesh."""
     pp, dp, cp, _, _ = mesh
-    per_rank = batch.sequences // dp
+    per_rank, groups = batch.sequences // dp, pins.get("gradient_groups", dp)
     sizes = [n for n in ([pins["micro_batch"]] if "micro_batch" in pins else _MICRO_BATCHES) if per_rank % n == 0]
+    sizes = [n for n in sizes if batch.sequences // n % groups == 0]
     levels = [pins["fsdp"]] if "fsdp" in pins else _levels(pp, dp * cp)
+    levels = [level for level in levels if level >= 2 or groups % dp == 0]
     # Fused attention never keeps scores: selective recomputation has nothing to drop.
     # What is recomputed whole leaves nothing to offload, and is no number of layers.
     counted = pins.get("offload_layers") or "recompute_layers" in pins or any(name in pins for name in PER_STAGE[1:])

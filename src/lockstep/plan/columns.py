@@ -69,6 +69,7 @@ class Columns:
     sequence_parallel: Column
     overlap: Column
     bucket_mb: Column
+    gradient_groups: Column
     slow_layers: Column
     last_layers: Column
 
@@ -103,6 +104,12 @@ class Columns:
     def vocab_ranks(self) -> Column:
         """Tensor ranks that embedding and head are cut over: this system has them whole on every one."""
         return np.where(self.ours, 1.0, self.tp)
+
+    @property
+    def group_size(self) -> Column:
+        """Micro-batches of a canonical group."""
+        each = self.micro_batches * self.dp
+        return np.where(self.gradient_groups > 0, each / np.maximum(self.gradient_groups, 1.0), 1.0)
 
     @property
     def folded(self) -> NDArray[np.bool_]:
@@ -188,7 +195,8 @@ def _as_dict(rows: Columns) -> dict[str, Column]:
 
 
 _NUMBERS = (
-    "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers", "offload_layers", "bucket_mb"
+    "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "chunks", "recompute_layers", "offload_layers", "bucket_mb",
+    "gradient_groups",
 )  # fmt: skip
 _DEFAULTS = {
     **dict.fromkeys(_NUMBERS, 1.0),
@@ -200,6 +208,7 @@ _DEFAULTS = {
     "sequence_parallel": 1.0,
     "overlap": 1.0,
     "bucket_mb": float(BUCKET_MB),
+    "gradient_groups": 0.0,
 }
 _SIZES = (
     "layers", "hidden", "heads", "kv_heads", "head_dim", "value_dim", "latent", "q_lora_rank", "kv_lora_rank",

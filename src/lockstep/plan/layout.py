@@ -46,7 +46,8 @@ class Layout:
     ``recompute_layers``: layers of every stage that are recomputed fully where ``recompute`` keeps more.
     ``offload_layers``: layers of every stage, not recomputed, whose activations wait in host memory.
     ``overlap``: gradients are reduced behind the backward of the last micro-batch, ``bucket_mb`` of them (in units of
-    2^20 bytes) as one message. ``layers_per_stage``: empty = even.
+    2^20 bytes) as one message. ``gradient_groups``: canonical groups of a step's micro-batches (part of the run's
+    numerics: ``train.gradient_groups``); 0 = every micro-batch is one. ``layers_per_stage``: empty = even.
     ``recompute_per_stage``, ``offload_per_stage``: instead of ``recompute_layers`` and ``offload_layers``, a number for
     each stage; empty = the same on all.
     """
@@ -66,6 +67,7 @@ class Layout:
     sequence_parallel: bool = True
     overlap: bool = True
     bucket_mb: int = BUCKET_MB
+    gradient_groups: int = 0
     layers_per_stage: tuple[int, ...] = ()
     recompute_per_stage: tuple[int, ...] = ()
     offload_per_stage: tuple[int, ...] = ()
@@ -93,6 +95,10 @@ class Layout:
         """Micro-batches of one data-parallel rank in a step."""
         return batch.sequences // (self.dp * self.micro_batch)
 
+    def groups(self, batch: Batch) -> int:
+        """Canonical groups of all micro-batches of a step."""
+        return self.gradient_groups or batch.sequences // self.micro_batch
+
     def describe(self) -> str:
         """Short text with what differs from 1 or from the default."""
         axes = [f"{k}{getattr(self, k)}" for k in ("pp", "dp", "cp", "tp", "ep") if getattr(self, k) > 1]
@@ -104,7 +110,8 @@ class Layout:
         kinds += [f"{_counts(self.recomputed)} layers"] if any(self.recomputed) else []
         away = [f"offload {_counts(self.offloaded)} layers"] if any(self.offloaded) else []
         buckets = [f"buckets of {self.bucket_mb} MB"] if self.bucket_mb != BUCKET_MB else []
-        return " ".join([*parts, f"recompute {' + '.join(kinds)}", *away, *buckets])
+        groups = [f"gradient groups {self.gradient_groups}"] if self.gradient_groups else []
+        return " ".join([*parts, f"recompute {' + '.join(kinds)}", *away, *buckets, *groups])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), **{name: list(getattr(self, name)) for name in PER_STAGE}}
@@ -135,6 +142,7 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
             batch.sequences % (layout.dp * layout.micro_batch),
             f"dp {layout.dp} x micro_batch {layout.micro_batch} does not divide the {batch.sequences} sequences",
         ),
+        *_group_problems(layout, batch),
         (layout.ep > 1 and shape.experts % layout.ep, f"ep {layout.ep} does not divide the {shape.experts} experts"),
         (layout.ep > 1 and not shape.experts, f"ep {layout.ep} asks for experts, and {shape.name} has none"),
         (
@@ -162,6 +170,18 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
             raise LockstepError(f"layout {layout.describe()}: {message}.")
 
 
+def _group_problems(layout: Layout, batch: Batch) -> tuple[tuple[bool, str], ...]:
+    """What is wrong with canonical groups, and the words."""
+    each, groups = batch.sequences // layout.micro_batch, layout.groups(batch)
+    return (
+        (each % groups > 0, f"gradient_groups {groups} does not divide the {each} micro-batches of a step"),
+        (
+            layout.fsdp < 2 and groups % layout.dp > 0,
+            f"dp {layout.dp} does not divide gradient_groups {groups}, of which each replica takes whole ones",
+        ),
+    )
+
+
 _LEAST = ("pp", "dp", "cp", "tp", "ep", "micro_batch", "chunks", "bucket_mb")
 
 
@@ -183,6 +203,7 @@ def _check_numbers(layout: Layout, shape: ModelShape, batch: Batch) -> None:
             f"layout: chunks is {layout.chunks}, but {layout.schedule} has {chunks} per stage: set chunks to {chunks}."
         )
     whole(layout.fsdp, "layout: fsdp", least=0, most=3)
+    whole(layout.gradient_groups, "layout: gradient_groups", least=0)
     if layout.recompute not in RECOMPUTE:
         raise LockstepError(f"layout: recompute is {layout.recompute!r}, expected one of {', '.join(RECOMPUTE)}.")
     lists = {name: instance(getattr(layout, name), tuple, f"layout: {name}") for name in PER_STAGE}

@@ -70,10 +70,10 @@ def memory(rows: Columns) -> Memory:
     # Messages between stages stay until all of a step's have gone.
     messages = np.where((rows.pp > 1) & (rows.mixed == 0), rows.micro_batches * (2 * rows.chunks - 1) + 2, 0.0)
     layer, words = unit_bytes(rows)
-    # The largest exchange of gradients comes when the micro-batch's activations have gone.
-    copies, ends = exchange_copies(rows), np.where((rows.pp == 1) | rows.folded, 2.0 - rows.tied, 1.0)
+    # The largest unit's gradients are given away when the micro-batch's activations and its logits have gone.
+    copies, ends = unit_copies(rows), np.where((rows.pp == 1) | rows.folded, 2.0 - rows.tied, 1.0)
     exchanged = np.where(copies > 0, np.maximum(copies * layer + words, words * (ends + copies - 1)) - stage, 0.0)
-    working = np.maximum(working_bytes(rows) + moving_bytes(rows), exchanged) + messages * message_bytes(rows)
+    working = np.maximum(working_bytes(rows) + moving_bytes(rows), exchanged - logits) + messages * message_bytes(rows)
     held = weights + optimizer + gradients + activations + working + logits
     return Memory(weights, gradients, optimizer, activations, working, logits, buffer_bytes(rows), MARGIN * held)
 
@@ -82,21 +82,21 @@ def _held_together(rows: Columns, one: Column, stage: Column, flight: Column) ->
     """Gradients and activations of a stage at the worst moment; ``one``: bytes of one sum of gradients, ``stage`` of
     one micro-batch, ``flight``: micro-batches in flight.
 
-    In this system a gradient is a tree over micro-batches: while leaf i (from 0) is made, as many partial sums wait as
-    i has bits set. Towards the end the pipeline empties while the tree is at its fullest, so both are walked back.
+    In this system a gradient is a tree over groups of micro-batches, so its partial sums wait while a micro-batch's is
+    made. Towards the end the pipeline empties while the tree is at its fullest, so both are walked back.
     """
     m = rows.micro_batches
     split = np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
     gradients, activations = np.zeros(len(rows)), np.zeros(len(rows))
     for left in range(_WALK):  # micro-batches after this one
         leaf = np.maximum(m - 1 - left, 0)
-        waiting = np.bitwise_count(leaf.astype(np.int64)).astype(np.float64)
+        waiting = waiting_sums(rows, leaf)
         now = stage * np.minimum(flight, left + 1)
         if left == _WALK - 1:
             # All at once (GPipe): then no gradient waits yet.
-            waiting, now = np.where(flight >= m, 0.0, np.floor(np.log2(leaf + 1))), stage * flight
+            waiting, now = np.where(flight >= m, 0.0, _most_sums(rows, leaf)), stage * flight
         # The gradient of the leaf grows while what the micro-batch held goes, or beside it in a W step.
-        grows = (one > stage) | split
+        grows = ((one > stage) | split) & ~(layerwise(rows) & begun(rows, leaf))
         sums = one * (waiting + np.where(grows, 1 / rows.chunks, 0.0)) + spread_gradients(rows) * waiting
         held = np.maximum(now - np.where(grows & ~split, stage / rows.chunks, 0.0), 0.0)
         better = sums + held > gradients + activations
@@ -104,6 +104,35 @@ def _held_together(rows: Columns, one: Column, stage: Column, flight: Column) ->
     more = np.maximum(0.0, one * sums_when_reducing(rows) - gradients - activations)
     mixed = rows.mixed > 0
     return np.where(mixed, one, gradients + more), np.where(mixed, stage * flight, activations)
+
+
+def waiting_sums(rows: Columns, done: Column) -> Column:
+    """Of this system: sums of gradients that wait when a rank has done so many micro-batches. Of the canonical groups
+    that are whole there are as many as their number has bits set (a tree's nodes); beside them that of one begun."""
+    whole = np.floor(_summed(rows, done) / rows.group_size)
+    return np.bitwise_count(whole.astype(np.int64)) + begun(rows, done)
+
+
+def begun(rows: Columns, done: Column) -> NDArray[np.bool_]:
+    """Whether the next micro-batch goes on with a canonical group."""
+    return _summed(rows, done) % rows.group_size > 0
+
+
+def layerwise(rows: Columns) -> NDArray[np.bool_]:
+    """Of this system: whether a layer's gradients are added up, or exchanged, before the next layer's are made."""
+    alone = (rows.pp * rows.dp * rows.cp * rows.tp == 1) & (rows.full == 0) & (rows.offload_layers == 0)
+    return rows.ours & (((rows.fsdp >= 2) & (rows.sharing > 1)) | ((rows.group_size > 1) & ~alone))
+
+
+def _most_sums(rows: Columns, done: Column) -> Column:
+    """The most that `waiting_sums` was until then."""
+    ends = np.ceil(_summed(rows, done) / rows.group_size)  # of groups that are whole or begun
+    return np.where(rows.group_size > 1, np.ceil(np.log2(ends + 1)), np.floor(np.log2(ends + 1)))
+
+
+def _summed(rows: Columns, done: Column) -> Column:
+    """Micro-batches whose gradients a rank has a part of, when it has done so many itself."""
+    return done * np.where(rows.ours & (rows.fsdp >= 2), rows.dp, 1.0)
 
 
 _WALK = 8
@@ -179,11 +208,10 @@ def unit_bytes(rows: Columns) -> tuple[Column, Column]:
     )
 
 
-def exchange_copies(rows: Columns) -> Column:
-    """With gradients sharded, how often a unit's gradient is there while replicas exchange it: itself, what goes out,
-    what comes in from the others; 0 where they are not."""
-    group = rows.sharing
-    return np.where(rows.ours & (rows.fsdp >= 2) & (group > 1), 3.0 - 1.0 / group, 0.0)
+def unit_copies(rows: Columns) -> Column:
+    """Where gradients are given away unit by unit, how often a unit's gradient is there meanwhile: itself and, with
+    gradients sharded, what goes out, and what comes in from the other replicas; 0 elsewhere."""
+    return np.where(layerwise(rows), np.where(rows.fsdp >= 2, 3.0 - 1.0 / rows.sharing, 1.0), 0.0)
 
 
 def gathers(rows: Columns) -> NDArray[np.bool_]:

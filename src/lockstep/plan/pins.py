@@ -19,7 +19,7 @@ Pins = Mapping[str, Any]
 
 PINNABLE = (
     "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
-    "offload_layers", "sequence_parallel", "bucket_mb", *PER_STAGE,
+    "offload_layers", "sequence_parallel", "bucket_mb", "gradient_groups", *PER_STAGE,
 )  # fmt: skip
 _MOST = 1 << 24
 _RANGES = {"fsdp": (0, 3), "sequence_parallel": (0, 1)}

@@ -19,7 +19,6 @@ from lockstep.plan.memory import (
     away_layers,
     buffer_bytes,
     deferred_bytes,
-    exchange_copies,
     gathers,
     logits_bytes,
     loss_gradients,
@@ -31,6 +30,8 @@ from lockstep.plan.memory import (
     state_bytes,
     sums_when_reducing,
     unit_bytes,
+    unit_copies,
+    waiting_sums,
 )
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.refine import layers_of_chunks, table_of
@@ -125,8 +126,10 @@ class _Walk:
         # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
         self.late = [later * n + self.words * ((g == self.ends) + (g == 0)) for n, g in mine_and_head]
         self.activations = held(table, stage, m_b=[self.full] * table.stages, m_w=[self.late] * table.stages)
-        self.copies, self.layer = float(exchange_copies(mine)[0]), float(unit_bytes(mine)[0][0])
+        self.copies, self.layer = float(unit_copies(mine)[0]), float(unit_bytes(mine)[0][0])
         self.gradient = self._spread(gradient, layers[stage])
+        self.waiting: list[float] = waiting_sums(mine, np.arange(table.micro_batches + 1.0)).tolist()
+        """Sums of a chunk's gradients that are there after so many micro-batches."""
         others = float(spread_gradients(mine)[0]) / sum(layers[stage])
         self.others = [others * n for n in layers[stage]]
         self.ranks = float(mine.ep[0])
@@ -142,7 +145,7 @@ class _Walk:
         """One sum of gradients by chunk: layers, and embedding and head where they are."""
         shared = self.tied and self.ends > 0
         heads = [g == self.ends and not (self.tied and g == 0) for g in self.groups]
-        words = self.words / float(self.mine.sharing[0]) if self.copies else self.words
+        words = self.words / float(self.mine.sharing[0]) if self.mine.fsdp[0] >= 2 else self.words
         ends = [words * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
         scale = max(0.0, gradient - sum(ends)) / sum(layers)
         return [scale * n + end for n, end in zip(layers, ends, strict=True)]
@@ -167,8 +170,7 @@ class _Walk:
         if self.mixed:
             sums, growing = sum(self.gradient), 0.0
         else:
-            # A tree over micro-batches: after n leaves there are as many partial sums as n has bits set.
-            sums = sum((g + o) * n.bit_count() for g, o, n in zip(self.gradient, self.others, done, strict=True))
+            sums = sum((g + o) * self.waiting[n] for g, o, n in zip(self.gradient, self.others, done, strict=True))
             growing = self.gradient[chunk] + self._experts_grow(chunk, done[chunk])
         found = {"gradients": sums, "activations": activations, "working": self.working}
         if step.kind == "F":
@@ -184,7 +186,7 @@ class _Walk:
             most = [own + part * self.late[chunk] for own, part, _ in self.passes[chunk].moments()]
             return found | {"activations": left + max(self.full[chunk], self.late[chunk], *most)}
         if self.copies:
-            grows = growing * ((done[chunk] + 1).bit_count() - done[chunk].bit_count())
+            grows = growing * (self.waiting[done[chunk] + 1] - self.waiting[done[chunk]])
             return self._exchange(found, chunk, sums, grows, step.kind == "BW")
         # The gradient grows while what the micro-batch held goes (BW), or beside it (W).
         before = self.words * ((self.groups[chunk] == self.ends) + (self.groups[chunk] == 0))

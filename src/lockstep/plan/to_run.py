@@ -68,7 +68,8 @@ def with_plan(config: Config, shape: ModelConfig, plan: Plan, source: str) -> Co
         "recompute_per_stage": list(layout.recompute_per_stage),
         "offload_per_stage": list(layout.offload_per_stage),
     }  # fmt: skip
-    tree["train"] |= {"micro_batch": layout.micro_batch, "micro_batches": batch.sequences // layout.micro_batch}
+    each, groups = batch.sequences // layout.micro_batch, layout.gradient_groups or None
+    tree["train"] |= {"micro_batch": layout.micro_batch, "micro_batches": each, "gradient_groups": groups}
     tree["data"] |= {"seq_len": batch.seq}
     if max(shape.canonical_tp, config.train.canonical_tp or 1) < layout.tp:
         tree["train"]["canonical_tp"] = layout.tp

@@ -14,6 +14,7 @@ _FREE = {
     "data.sources", "data.max_bytes", "data.tokenizer", "data.text_field", "data.messages_field",
 }  # fmt: skip
 """Keys that change no weight. The corpus and the tokenizer are compared by content, not by these names."""
+_GROUPS = "train.gradient_groups"
 _SECTIONS = ("model", "data", "train", "optimizer", "schedule", "lora")
 
 
@@ -24,6 +25,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """
     before, after = ({s: _pick(config, s) for s in _SECTIONS} for config in (old, new))
     flat_before, flat_after = dict(_flat(before, "")), dict(_flat(after, ""))
+    if any(flat.get(_GROUPS) is not None for flat in (flat_before, flat_after)):
+        for flat in (flat_before, flat_after):  # none given stands for as many as there are micro-batches
+            flat[_GROUPS] = flat.get(_GROUPS) or flat.get("train.micro_batches")
     keys = sorted(flat_before.keys() | flat_after.keys())
     differing = [k for k in keys if flat_before.get(k) != flat_after.get(k) and k not in _FREE]
     if after["schedule"].get("kind") == before["schedule"].get("kind") == "constant":

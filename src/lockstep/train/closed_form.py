@@ -32,6 +32,7 @@ def of_config(config: Config, shape: ModelConfig, why: NotRunError) -> Asked:
         chunks=parallel.chunks or (2 if parallel.schedule in (*TWO_CHUNKS, "interleaved") else 1),
         recompute_layers=parallel.recompute_layers,
         offload_layers=parallel.offload_layers,
+        gradient_groups=train.gradient_groups or 0,
         sequence_parallel=parallel.sequence_parallel,
         layers_per_stage=parallel.layers_per_stage,
         recompute_per_stage=parallel.recompute_per_stage,

@@ -25,7 +25,7 @@ from lockstep.parallel.collectives import Mesh, Traffic
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
-from lockstep.parallel.rules import check_positions, leaves_of, with_segments
+from lockstep.parallel.rules import check_positions, micro_batches_of, with_segments
 from lockstep.parallel.transport import Pending
 from lockstep.plan.decoder_config import decoder_config
 from lockstep.plan.named_shape import model_shape
@@ -94,7 +94,7 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
         moment.phase = "update"
         norm = engine.norm(found)
         engine.update(found, config.optimizer.lr, 1.0 / max(norm, 1.0))
-    mine = leaves_of(config.parallel, train.micro_batches, mesh["dp"].index)
+    mine = micro_batches_of(config.parallel, train, mesh["dp"].index)
     return DryRun(
         rank=rank,
         mesh=asked,
@@ -249,7 +249,7 @@ def _check(config: Config, shape: ModelConfig, rank: int) -> None:
         raise LockstepError(
             f"train.micro_batches is {train.micro_batches:,}, {count:,} for each of parallel.dp {parallel.dp} "
             f"replicas: the dry-run goes through all of a rank's, at most {_MOST_MICRO_BATCHES:,}. Set fewer: the peak "
-            "grows only by one partial sum of gradients each time their number doubles"
+            "grows at most by one partial sum of gradients each time their number doubles"
         )
     if (tokens := train.micro_batch * train.micro_batches * config.data.seq_len) > _MOST_TOKENS:
         raise LockstepError(

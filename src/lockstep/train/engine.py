@@ -93,7 +93,8 @@ class OneProcess(HoldsAll):
         """note: where one-line messages of the compiler go."""
         self.model, self.parameters, self.optimizer = model, parameters, optimizer
         self._config, self._note = config, note
-        eager = Eager(model.decoder, self._compute, parameters, optimizer, config.train.z_loss)
+        train = config.train
+        eager = Eager(model.decoder, self._compute, parameters, optimizer, train.z_loss, train.group_size)
         self.execution = Chosen(config, eager, self._at_level, note)
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
@@ -117,7 +118,8 @@ class OneProcess(HoldsAll):
         rows = train.micro_batch * data.seq_len
         run = (self.model.decoder, self._compute, self.parameters, self.optimizer, train.z_loss)
         page = Path(train.out).expanduser() / "compile.html"
-        return execution(*run, self._config.compile, rows, self._note, page=page, only_cached=only_cached)
+        how = (self._config.compile, rows, self._note)
+        return execution(*run, *how, page=page, only_cached=only_cached, group=train.group_size)
 
     @property
     def _compute(self) -> Compute:

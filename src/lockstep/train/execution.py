@@ -63,11 +63,13 @@ def execution(
     cache: Cache | None = None,
     page: Path | None = None,
     only_cached: bool = False,
+    group: int = 1,
 ) -> Execution:
     """The execution at the level that the configuration names. rows: the most tokens of a micro-batch. cache: None
     takes the user's, where the configuration wants one. page: where the graphs are written, if they are asked for.
-    only_cached: raise NotCached instead of compiling what is not in the cache."""
-    plain, level = Eager(decoder, compute, parameters, optimizer, z_loss), config.of_model
+    only_cached: raise NotCached instead of compiling what is not in the cache. group: micro-batches of a canonical
+    group."""
+    plain, level = Eager(decoder, compute, parameters, optimizer, z_loss, group), config.of_model
     if level == "O0" or compute.ops.numerics == "fast":
         if config.explain:
             why = "compile.level is O0" if level == "O0" else "train.numerics is fast"
@@ -99,14 +101,16 @@ class Eager:
         parameters: Mapping[str, nn.Parameter],
         optimizer: AdamW,
         z_loss: float,
+        group: int = 1,
     ) -> None:
+        """group: micro-batches of a canonical group."""
         self.decoder, self.compute, self.parameters = decoder, compute, dict(parameters)
-        self.optimizer, self.z_loss = optimizer, z_loss
+        self.optimizer, self.z_loss, self.group = optimizer, z_loss, group
         self.forward: Forward | None = None
 
     def gradient(self, batches: Sequence[Batch], stop: Stop) -> StepGradient | None:
         run = (self.decoder, self.compute, self.parameters, batches, self.z_loss, stop, self.forward)
-        return step_gradient(*run)
+        return step_gradient(*run, self.group)
 
     def micro(self, micro_batches: int) -> Micro:
         """How one of so many micro-batches is run."""
@@ -122,8 +126,8 @@ class Eager:
 class Whole:
     """A micro-batch, the norm and the update as one program each. What is larger than planned runs eagerly.
 
-    A gradient that the tree adds into another right away, or that is the only one of its step, lies within the
-    program's memory; the others in lists of their own, which are used again.
+    A gradient that is added into another right away, or that is the only one of its step, lies within the program's
+    memory; the others in lists of their own, which are used again.
     """
 
     def __init__(self, eager: Eager, compiler: Compiler, rows: int) -> None:
@@ -138,7 +142,7 @@ class Whole:
         if self._program is not None and not self._program.unchanged:
             self._compile_again()
         run = partial(self._micro, len(batches), itertools.count())
-        return sum_gradients(run, batches, stop, self._recycle)
+        return sum_gradients(run, batches, stop, self._eager.group, self._recycle)
 
     def norm(self, gradient: list[Tensor]) -> float:
         return self._norm(gradient)
@@ -152,7 +156,8 @@ class Whole:
         number = next(numbers)
         if self._program is None or len(batch.tokens) > self._rows:
             return self._eager.micro(count)(batch, weight)
-        at_once = number % 2 == 1 or number == count - 1
+        # Added at once: those of a group after its first; of groups of one the right ones of pairs, and the last.
+        at_once = number % max(self._eager.group, 2) > 0 or (self._eager.group == 1 and number == count - 1)
         gradient = self._program.place_of_gradients if at_once else self._free.pop() if self._free else self._memory()
         weights = torch.full(batch.targets.shape, weight, dtype=torch.float32)
         balance = self._eager.decoder.config.router_aux_loss / count

@@ -19,7 +19,7 @@ from lockstep.parallel.gradient_shards import GradientShards
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Finish, Pipeline, Put, Work
 from lockstep.parallel.reduction import Reduction, global_norm
-from lockstep.parallel.rules import leaves_of
+from lockstep.parallel.rules import micro_batches_of
 from lockstep.parallel.shards import Run
 from lockstep.parallel.stages import TIED
 from lockstep.parallel.tree import spread
@@ -51,12 +51,13 @@ class OnMesh:
         note: Callable[[str], None] = print,
     ) -> None:
         self.mesh, self.part, self.model = mesh, part, model
-        self.leaves, self.fsdp = config.train.micro_batches, config.parallel.fsdp
+        self.train, self.fsdp = config.train, config.parallel.fsdp
         self.bucket = config.parallel.bucket_mb << 20
-        self.mine = leaves_of(config.parallel, self.leaves, mesh["dp"].index)
+        self.mine = micro_batches_of(config.parallel, config.train, mesh["dp"].index)
         # Of the replicas that hold the experts together, whose micro-batches an expert's gradients are of.
-        ours = [leaves_of(config.parallel, self.leaves, mesh.shape.place(rank)["dp"]) for rank in mesh["ep"].ranks]
-        self.together = [leaf for leaves in zip(*ours, strict=False) for leaf in leaves]
+        places = [mesh.shape.place(rank)["dp"] for rank in mesh["ep"].ranks]
+        ours = [micro_batches_of(config.parallel, config.train, place) for place in places]
+        self.together = [number for numbers in zip(*ours, strict=False) for number in numbers]
         self.names, self.parameters = part.names, parameters
         self._shapes: dict[str, Tensor] = dict(parameters if part.whole else Decoder(part.config).named_parameters())
         self.owned = {name: parameters[name] for name in part.owned(list(parameters))}
@@ -72,9 +73,11 @@ class OnMesh:
             offload = Offload(treated.away, starts, folder, note)
             call = offload.calling(call)
         call = call if store is None else store.calling(call)
+        # What is added into a sum that is there, or is shared out, need not wait for the rest of the micro-batch.
+        layerwise = self.fsdp >= 2 or config.train.group_size > 1
         self.pipeline = Pipeline(
             mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, call,
-            part.rows, self.fsdp >= 2, store, part.contexts, part.experts,
+            part.rows, layerwise, store, part.contexts, part.experts,
         )  # fmt: skip
         self.level = LevelOnMesh(
             mesh, part, model, self.pipeline, self.moments.optimizer, treated.again, offload, config, note
@@ -93,7 +96,7 @@ class OnMesh:
         self.mesh.take_traffic()
         self.level.prepare()
         weight = token_weight(batches)
-        found = torch.zeros(self.leaves, 2, dtype=torch.float64)
+        found = torch.zeros(self.train.micro_batches, 2, dtype=torch.float64)
 
         def finish(m: int, hidden: Tensor) -> Tensor:
             batch = batches[self.mine[m]]
@@ -113,12 +116,13 @@ class OnMesh:
     def _summed(self, mine: list[Batch], finish: Finish, work: Callable[[Put], Work] | None) -> list[Tensor]:
         """Tensors of the parameters that this rank updates; of each its own runs are valid."""
         parts = [(part, part.names) for part in self.shards.by_axis()]
-        sums = [Reduction({n: self.owned[n] for n in names}, part, self.leaves, self.bucket) for part, names in parts]
+        how = self.train.groups, self.bucket, self.train.group_size
+        sums = [Reduction({n: self.owned[n] for n in names}, part, *how) for part, names in parts]
         of = {name: reduction for reduction, (_, names) in zip(sums, parts, strict=True) for name in names}
 
         def put(name: str, number: int, gradient: Tensor) -> None:
-            leaves = self.together if name in self.pipeline.spread else self.mine
-            of[name].put(name, leaves[number], gradient)
+            numbers = self.together if name in self.pipeline.spread else self.mine
+            of[name].put(name, numbers[number], gradient)
 
         self.pipeline.step(mine, finish, put, work)
         total = {name: tensor for reduction in sums for name, tensor in reduction.total().items()}
@@ -126,7 +130,7 @@ class OnMesh:
 
     def _sharded(self, mine: list[Batch], finish: Finish, work: Callable[[Put], Work] | None) -> list[Tensor]:
         """The own runs (ZeRO-2)."""
-        sums = GradientShards(self.owned, self.shards, len(mine))
+        sums = GradientShards(self.owned, self.shards, len(mine), self.train.group_size)
         self.pipeline.step(mine, finish, sums.put, work)
         return list(sums.total().values())
 

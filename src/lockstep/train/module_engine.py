@@ -1,6 +1,6 @@
 """The engine that trains any `torch.nn.Module` from tokens to logits: eagerly at O0, by `torch.compile` above.
 
-Only what the module computes differs from a run of a Lockstep model: data, the tree over micro-batches, the norm, AdamW
+Only what the module computes differs from a run of a Lockstep model: data, the sum over micro-batches, the norm, AdamW
 and all around them are the same code.
 """
 
@@ -42,13 +42,13 @@ class OnModule(HoldsAll):
         self._rows, self._columns = config.train.micro_batch, config.data.seq_len
         self._level, self._note = config.compile.of_module, note
         self._dtype: torch.dtype = getattr(torch, config.train.dtype)
-        self._z_loss = config.train.z_loss
+        self._z_loss, self._group = config.train.z_loss, config.train.group_size
         self._eager = losses(logits_of(module, self._dtype), self._z_loss)
         self._losses: Losses | None = None
         self._blocks: Compiled | None = None
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
-        return sum_gradients(self._micro, batches, stop)
+        return sum_gradients(self._micro, batches, stop, self._group)
 
     def norm(self, found: StepGradient) -> float:
         return global_norm(found.gradient, self.ops)

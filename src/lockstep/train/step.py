@@ -1,4 +1,4 @@
-"""One training step's gradient: forward and backward over canonical micro-batches, summed by the fixed tree."""
+"""One training step's gradient: forward and backward over canonical micro-batches, summed in a fixed order."""
 
 from __future__ import annotations
 
@@ -45,12 +45,13 @@ def step_gradient(
     z_loss: float,
     stop: Callable[[], bool] = lambda: False,
     forward: Forward | None = None,
+    group: int = 1,
 ) -> StepGradient | None:
     """The gradient of the mean loss over all loss tokens of the global batch, or None if ``stop`` said so between
     two micro-batches. Parameters are not changed; their ``.grad`` is None before and after. forward: called in the
-    decoder's place.
+    decoder's place. group: micro-batches of a canonical group.
     """
-    return sum_gradients(eager(decoder, compute, parameters, z_loss, len(batches), forward), batches, stop)
+    return sum_gradients(eager(decoder, compute, parameters, z_loss, len(batches), forward), batches, stop, group)
 
 
 Shares = tuple[float, float, list[Tensor]]
@@ -68,17 +69,19 @@ def sum_gradients(
     micro: Micro,
     batches: Sequence[Batch],
     stop: Callable[[], bool],
+    group: int,
     recycle: Callable[[list[Tensor]], None] | None = None,
 ) -> StepGradient | None:
-    """The shares of all micro-batches, summed by the fixed tree; None if ``stop`` said so between two of them.
-    recycle: takes gradients that were added into others."""
-    weight, tree = token_weight(batches), GradientTree(recycle)
+    """The shares of all micro-batches, summed in the fixed order; None if ``stop`` said so between two of them.
+    group: micro-batches of a canonical group. recycle: takes gradients that were added into others."""
+    weight, tree = token_weight(batches), GradientTree(group, recycle)
     losses, objectives = [], []
     for batch in batches:
         if stop():
             return None
         objective, loss, gradient = micro(batch, weight)
         tree.push(gradient)
+        del gradient  # it may have been added into another: then its memory is free for the next one's
         objectives.append(objective)
         losses.append(loss)
     return StepGradient(tree.total(), tree_total(losses), tree_total(objectives))

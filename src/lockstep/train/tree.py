@@ -1,4 +1,4 @@
-"""Sums in a fixed order: the binary tree over micro-batch gradients, and the global gradient norm.
+"""Sums in a fixed order: the gradients of canonical groups of micro-batches, and the global gradient norm.
 
 Both are made of single elementwise IEEE additions, so neither the number of threads nor the way in which
 work is spread over accumulation steps can change a bit (contract C5).
@@ -16,28 +16,37 @@ from lockstep.ops.tree import tree_sum
 
 
 class GradientTree:
-    """Adds gradients pushed one micro-batch at a time, in a binary tree that only their number defines.
+    """Adds gradients pushed one micro-batch at a time, in an order that only their number and ``group`` define.
 
-    ``n`` leaves are split at the largest power of two below ``n``, recursively: 5 gives
-    ``((g0 + g1) + (g2 + g3)) + g4``. At most ``log2(n) + 1`` partial sums are alive. A rank that holds an
-    aligned run of ``2 ** k`` leaves computes exactly one node of the tree.
+    Each ``group`` of them that follow one another are added up as they come, in one place; the groups' sums are the
+    leaves of a binary tree. ``n`` leaves are split at the largest power of two below ``n``, recursively: 5 gives
+    ``((g0 + g1) + (g2 + g3)) + g4``. At most ``log2(n) + 1`` partial sums are alive. A rank that holds an aligned run
+    of ``2 ** k`` leaves computes exactly one node of the tree.
     """
 
-    def __init__(self, recycle: Callable[[list[Tensor]], None] | None = None) -> None:
-        """recycle: takes tensors that were added into others."""
+    def __init__(self, group: int = 1, recycle: Callable[[list[Tensor]], None] | None = None) -> None:
+        """group: micro-batches of a canonical group. recycle: takes tensors that were added into others."""
         self._partial: list[tuple[int, list[Tensor]]] = []
+        self._group, self._begun = group, list[Tensor]()
+        self._count = 0
+        """Gradients that were added to the group that is begun."""
         self._recycle = recycle or (lambda tensors: None)
 
     def push(self, gradient: list[Tensor]) -> None:
-        """Add the next leaf: one tensor per parameter, owned by the tree from now on (it is added into)."""
-        leaves = 1
+        """Add the next one: a tensor per parameter, owned by the tree from now on (it is added into)."""
+        gradient = self._add(self._begun, gradient) if self._count else gradient
+        self._begun, self._count = gradient, self._count + 1
+        if self._count < self._group:
+            return
+        self._begun, self._count, leaves = [], 0, 1
         while self._partial and self._partial[-1][0] == leaves:
             gradient = self._add(self._partial.pop()[1], gradient)
             leaves *= 2
         self._partial.append((leaves, gradient))
 
     def total(self) -> list[Tensor]:
-        """The root; the tree is empty afterwards."""
+        """The root, when the last group is whole; the tree is empty afterwards."""
+        assert not self._count, f"a group of {self._group} micro-batches has {self._count}"
         _, total = self._partial.pop()
         while self._partial:
             total = self._add(self._partial.pop()[1], total)
