@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.parallel.mailbox import Letter, letters
-from lockstep.parallel.schedules import NAMES, Table, schedule
+from lockstep.parallel.schedules import NAMES, Step, Table, embedding_rows, schedule
+from lockstep.parallel.schedules.dependencies import Need, gives, needs
 
 tables = st.builds(schedule, st.sampled_from(NAMES), st.integers(1, 4), st.sampled_from([4, 6, 8]))
 
@@ -54,3 +55,34 @@ def _take(
         arrived.add(following)
         position[source, device] += 1
     arrived.remove(letter)
+
+
+@given(tables)
+def test_rows_of_a_tied_embedding_are_taken_when_nothing_more_is_needed_for_them(table: Table) -> None:
+    """The first group's device sends them although the last one's stops to wait; and few wait for the end."""
+    (first, chunk), last = table.holder(0), table.holder(table.groups - 1)[0]
+    found = embedding_rows(table)
+    assert not found or first != last
+    for position, numbers in found.items():
+        sent = {
+            part.micro_batch
+            for step in _done(table, last, position + 1)[first]
+            for part in step.parts
+            if part.kind in ("B", "BW") and part.chunk == chunk
+        }
+        assert sent.issuperset(numbers)
+    if table.name == "1f1b" and table.stages > 1:
+        assert sum(map(len, found.values())) == max(0, table.micro_batches - table.stages + 1)
+
+
+def _done(table: Table, stopped: int, most: int) -> list[tuple[Step, ...]]:
+    """The steps that each device can do when one of them does so many at most."""
+    counts, given, before = [0] * table.stages, set[Need](), -1
+    while sum(counts) != before:
+        before = sum(counts)
+        for device, row in enumerate(table.rows):
+            end = most if device == stopped else len(row)
+            while counts[device] < end and given.issuperset(needs(table, device, row[counts[device]])):
+                given |= set(gives(table, device, row[counts[device]]))
+                counts[device] += 1
+    return [row[:count] for row, count in zip(table.rows, counts, strict=True)]

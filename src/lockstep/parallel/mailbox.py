@@ -84,10 +84,6 @@ class Mailbox:
             self._post(source)
         return self._arrived.pop(letter)
 
-    def arrived(self, kind: str) -> list[Letter]:
-        """Messages of a kind that have come along with others and were not taken yet."""
-        return [letter for letter in self._arrived if letter.kind == kind]
-
     def close(self) -> None:
         """Wait until everything that was sent is gone."""
         while self._sending:

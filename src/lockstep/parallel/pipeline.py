@@ -22,7 +22,7 @@ from lockstep.parallel.boundary import passed
 from lockstep.parallel.collectives import Axis
 from lockstep.parallel.mailbox import Letter, Mailbox, letters
 from lockstep.parallel.row_ranks import RankRows
-from lockstep.parallel.schedules import Step, Table
+from lockstep.parallel.schedules import Step, Table, embedding_rows
 from lockstep.parallel.stages import TIED, Stages
 from lockstep.parallel.weight_store import WeightStore
 
@@ -108,6 +108,7 @@ class Pipeline:
         self.spread = {name for name in parameters if experts is not None and expert_of(name) is not None}
         trains_tied = stages.tied and decoder.embed.weight.requires_grad
         self.order = letters(table, trains_tied)
+        self.rows_after = embedding_rows(table) if self.shared and TIED in self.owns else {}
         self.current: Step | None = None
         """The step that is being done: for whoever watches."""
 
@@ -131,9 +132,10 @@ class Pipeline:
 
         how: Work = Eager(self, batches, finish, give) if work is None else work(give)
         run = _Run(self, batches, how, put, given=given)
-        for step in self.table.rows[self.axis.index]:
+        for position, step in enumerate(self.table.rows[self.axis.index]):
             for part in step.parts:
                 run.do(part)
+            run.take_rows(self.rows_after.get(position, []))
         run.close()
 
     @torch.no_grad()
@@ -170,6 +172,7 @@ class _Run:
         self.mail = Mailbox(line.axis, line.order if order is None else order, self._shape)
         self.early: dict[tuple[int, int], dict[str, Tensor]] = {}  # (group, micro-batch): gradients that B gave
         self.half: dict[int, Tensor] = {}  # of a tied embedding: one of the two uses' gradients
+        self.taken: set[int] = set()  # micro-batches whose other half came from the first group
 
     def do(self, step: Step) -> None:
         self.line.current = step
@@ -182,12 +185,16 @@ class _Run:
             self._backward(group, step.micro_batch)
         if step.kind in ("W", "BW"):
             self._weights(group, step.micro_batch)
-        self._tied_arrivals()
+
+    def take_rows(self, numbers: Sequence[int]) -> None:
+        """The first group's part of a tied embedding's gradient, of these micro-batches."""
+        for m in numbers:
+            self.taken.add(m)
+            self._tied(m, self._dense(m, self.mail.take(Letter("tied", m, 0))))
 
     def close(self) -> None:
         """The tied gradients that are still on their way; then nothing of this run is left."""
-        for m in sorted(self.half):
-            self._tied(m, self._dense(m, self.mail.take(Letter("tied", m, 0))))
+        self.take_rows([m for m in sorted(self.half) if m not in self.taken])
         self.mail.close()
         self.work.close()
         left = [*self.early, *self.half]
@@ -229,10 +236,6 @@ class _Run:
             self.half[m] = value
         else:
             self.put(TIED, m, other.add_(value))
-
-    def _tied_arrivals(self) -> None:
-        for letter in self.mail.arrived("tied"):
-            self._tied(letter.micro_batch, self._dense(letter.micro_batch, self.mail.take(letter)))
 
     def _rows(self, m: int, gradient: Tensor | None) -> Tensor:
         """The rows of an embedding's gradient that a micro-batch touched; zeros where it was frozen meanwhile."""

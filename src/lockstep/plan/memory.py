@@ -64,6 +64,7 @@ def memory(rows: Columns) -> Memory:
     gpipe = rows.schedule == SCHEDULES.index("gpipe")
     end = stage * rows.last_layers / np.maximum(rows.slow_layers, 1) + kept
     last_gradients, last = _held_together(rows, one, end, np.where(gpipe, flight, 1.0))
+    last_gradients = last_gradients + embedding_halves(rows) * unit_bytes(rows)[1]
     heavier = alone & (last_gradients + last + logits > gradients + activations)
     gradients, activations = np.where(heavier, last_gradients, gradients), np.where(heavier, last, activations)
     logits = np.where(heavier | ~alone, logits, 0.0)
@@ -104,6 +105,13 @@ def _held_together(rows: Columns, one: Column, stage: Column, flight: Column) ->
     more = np.maximum(0.0, one * sums_when_reducing(rows) - gradients - activations)
     mixed = rows.mixed > 0
     return np.where(mixed, one, gradients + more), np.where(mixed, stage * flight, activations)
+
+
+def embedding_halves(rows: Columns) -> Column:
+    """Of this system: gradients of a tied embedding that wait on the last stage for their rows from the first."""
+    apart = rows.ours & (rows.tied > 0) & (rows.pp > 1) & ~rows.folded
+    way = rows.pp * np.where(rows.schedule == SCHEDULES.index("gpipe"), 2.0, 1.0)
+    return np.where(apart, np.minimum(rows.micro_batches, way), 0.0)
 
 
 def waiting_sums(rows: Columns, done: Column) -> Column:

@@ -11,7 +11,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.given import instance, whole
-from lockstep.parallel.schedules import Step, Table
+from lockstep.parallel.schedules import Step, Table, embedding_rows
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import (
@@ -117,7 +117,10 @@ class _Walk:
         self.table, self.stage, self.mine, self.tied = table, stage, mine, shape.tied
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
         self.ends = table.groups - 1
+        apart = shape.tied and shape.states == "masters" and self.ends in self.groups and 0 not in self.groups
+        self.rows_after = embedding_rows(table) if apart else {}
         self.words = 4.0 * float((mine.vocab * mine.hidden / mine.vocab_ranks)[0])
+        self.summed = self.words / float(mine.sharing[0]) if mine.fsdp[0] >= 2 else self.words
         self.mixed = shape.states == "mixed"
         each, later = float(stage_bytes(mine)[0]) / sum(layers[stage]), float(deferred_bytes(mine)[0])
         head = float(loss_gradients(mine)[0])
@@ -145,16 +148,18 @@ class _Walk:
         """One sum of gradients by chunk: layers, and embedding and head where they are."""
         shared = self.tied and self.ends > 0
         heads = [g == self.ends and not (self.tied and g == 0) for g in self.groups]
-        words = self.words / float(self.mine.sharing[0]) if self.mine.fsdp[0] >= 2 else self.words
-        ends = [words * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
+        ends = [self.summed * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
         scale = max(0.0, gradient - sum(ends)) / sum(layers)
         return [scale * n + end for n, end in zip(layers, ends, strict=True)]
 
     def moments(self) -> Iterator[dict[str, float]]:
         """The worst moment of every step, then that of the reduction."""
         done, sent, came = [0] * self.table.chunks, 0, {"F": 0, "B": 0}
+        halves = self._halves()
         for step, activations in zip(self.table.rows[self.stage], self.activations, strict=True):
             found = [self._moment(part, float(activations), done) for part in step.parts]
+            waiting = next(halves)
+            found = [moment | {"gradients": moment["gradients"] + waiting} for moment in found]
             for part in step.parts:
                 came[part.kind[0]] = came.get(part.kind[0], 0) + 1
             messages = sent + self._posted(came) + sum(self._sends(part) for part in step.parts if part.kind == "F")
@@ -164,6 +169,18 @@ class _Walk:
                 done[part.chunk] += part.kind in ("W", "BW")
         sums = 1.0 if self.mixed else float(sums_when_reducing(self.mine)[0])
         yield {"gradients": sum(self.gradient) * sums}
+
+    def _halves(self) -> Iterator[float]:
+        """For every step, bytes of a tied embedding's gradients that wait, as it begins, for their rows from the first
+        stage, or these for them; less what its sum is then behind the others."""
+        own, came = set[int](), set[int]()
+        for position, step in enumerate(self.table.rows[self.stage]):
+            behind = self.waiting[len(own)] - self.waiting[len(own & came)]
+            yield self.words * len(own ^ came) - self.summed * behind if self.rows_after else 0.0
+            for part in step.parts:
+                if part.kind in ("W", "BW") and self.groups[part.chunk] == self.ends:
+                    own.add(part.micro_batch)
+            came.update(self.rows_after.get(position, []))
 
     def _moment(self, step: Step, activations: float, done: list[int]) -> dict[str, float]:
         chunk = step.chunk

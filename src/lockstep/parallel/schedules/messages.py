@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from lockstep.parallel.schedules.dependencies import Need, gives, needs
+from lockstep.parallel.schedules.program import walk
 from lockstep.parallel.schedules.table import Table
 
 
@@ -38,6 +39,33 @@ def messages(table: Table) -> dict[tuple[int, int], list[Message]]:
                 if receiver != sender:
                     found.setdefault((sender, receiver), []).append(Message(*made, sender, receiver, after, before))
     return found
+
+
+def embedding_rows(table: Table) -> dict[int, list[int]]:
+    """Of an embedding that the first group shares with the last one on another device: by position in that device's
+    row, of which micro-batches it takes the first one's rows of the gradient after the step.
+
+    What the first group's backward needs of that device is done by then, and as many steps more as a gradient takes to
+    the first: so nobody waits for ever, and mostly not at all. Micro-batches that are in no list come after the row.
+    Nothing where both groups are on one device.
+    """
+    (first, chunk), last = table.holder(0), table.holder(table.groups - 1)[0]
+    if first == last:
+        return {}
+    way, found = 2 * (table.stages - 1), dict[int, list[int]]()
+    done, needed = [0] * table.stages, [0] * table.stages  # steps of the last device that a device's own steps need
+    given: dict[Need, int] = {}
+    for device, step in walk(table):
+        done[device] += 1
+        needed[device] = max([needed[device], *(given[need] for need in needs(table, device, step))])
+        if device == last:
+            needed[device] = done[device]
+        given |= dict.fromkeys(gives(table, device, step), needed[device])
+        if device == first:
+            for part in step.parts:
+                if part.kind in ("B", "BW") and part.chunk == chunk:
+                    found.setdefault(needed[device] - 1 + way, []).append(part.micro_batch)
+    return {at: numbers for at, numbers in found.items() if at < len(table.rows[last])}
 
 
 def _uses(table: Table) -> list[tuple[int, int, Need]]:
