@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.parallel.mailbox import Letter, letters
-from lockstep.parallel.schedules import NAMES, Step, Table, embedding_rows, schedule
+from lockstep.parallel.schedules import NAMES, Step, Table, embedding_rows, schedule, told
 from lockstep.parallel.schedules.dependencies import Need, gives, needs
 
 tables = st.builds(schedule, st.sampled_from(NAMES), st.integers(1, 4), st.sampled_from([4, 6, 8]))
@@ -86,3 +86,23 @@ def _done(table: Table, stopped: int, most: int) -> list[tuple[Step, ...]]:
                 given |= set(gives(table, device, row[counts[device]]))
                 counts[device] += 1
     return [row[:count] for row, count in zip(table.rows, counts, strict=True)]
+
+
+@given(tables)
+def test_what_is_told_to_have_arrived_was_needed_before(table: Table) -> None:
+    """Every message but those after the last answer; each once, and sent by the device that is told."""
+    found, place = told(table), {}
+    for device, row in enumerate(table.rows):
+        for position, step in enumerate(row):
+            place |= {("made", made): (device, position) for made in gives(table, device, step)}
+            place |= {("needed", need): (device, position) for need in needs(table, device, step)}
+    for message, arrived in found.items():
+        sender, after = place["made", message]
+        for one in arrived:
+            assert place["needed", one][0] == sender
+            assert place["needed", one][1] <= after
+            assert place["made", one][0] == place["needed", message][0]
+    assert len({one for arrived in found.values() for one in arrived}) == sum(map(len, found.values()))
+    if table.name == "1f1b":  # activations are answered by gradients, gradients by later activations
+        crossing = (table.stages - 1) * table.micro_batches
+        assert sum(map(len, found.values())) == 2 * crossing - sum(range(2, table.stages + 1))

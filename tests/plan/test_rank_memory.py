@@ -48,8 +48,8 @@ def test_steps_rise_and_fall():
     found = rank_memory("llama3-8b", Layout(pp=4), BATCH, 0)
     assert [name for name, _ in found.steps[:4]] == ["F0", "F1", "F2", "F3"]
     assert np.argmax([held for _, held in found.steps]) == 3
-    # 27 = 0b11011: four partial sums of the gradient wait while the leaf is made, and four micro-batches are in flight
-    assert found.peak_name == "BW27"
+    # 15 = 0b1111: four partial sums of the gradient wait while the leaf is made, and four micro-batches are in flight
+    assert found.peak_name == "BW15"
     assert found.moments[found.peak_step]["gradients"] == pytest.approx(5 * found.fixed["weights"])
     assert found.at(0) < found.at(3) < found.peak
     assert sum(name.startswith("F") for name, _ in found.steps) == 32

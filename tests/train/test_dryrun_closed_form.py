@@ -75,7 +75,7 @@ def test_within_five_per_cent(layout, sequences, tied, rank):
 
 
 def test_two_chunks_in_a_v_within_ten_per_cent():
-    # 10 %: messages that arrive before their turn are not counted, and a V's devices hold more of them.
+    # 10 %: a V's devices work on one layer of one micro-batch and on another of another; not all of both is counted.
     shape = ModelShape("middle", 8, 1024, 16, 8192, tied=False, **SIZES)
     closed, real = peaks(shape, Layout(pp=4, micro_batch=4, schedule="zb-v", chunks=2), Batch(32, 1024), 2)
     assert closed == pytest.approx(real, rel=0.1)

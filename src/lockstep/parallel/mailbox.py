@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.parallel.collectives import Axis
-from lockstep.parallel.schedules import Table, messages
+from lockstep.parallel.schedules import Table, messages, told
 from lockstep.parallel.transport import Pending
 
 _AHEAD = 2
@@ -45,24 +45,39 @@ def letters(table: Table, tied: bool) -> dict[tuple[int, int], list[Letter]]:
     return {pair: [letter for _, letter in sorted(sent, key=lambda s: s[0])] for pair, sent in found.items()}
 
 
+def settled(table: Table) -> dict[Letter, list[Letter]]:
+    """By letter: what its receiver had sent to its sender that must have arrived, and no earlier letter told so."""
+    return {
+        Letter(_KIND[made.forward], made.micro_batch, made.group): [Letter(_KIND[f], m, group) for f, m, group in sent]
+        for made, sent in told(table).items()
+    }
+
+
+_KIND: Mapping[bool, Literal["x", "dx"]] = {True: "x", False: "dx"}
+
+
 class Mailbox:
     """Sends never wait for a receiver; a receive waits until its message is there.
 
     Both ends go through a pair's messages in the order of the sender's steps, which the table tells, so nothing needs
-    an address. Tensors keep alive until they are gone.
+    an address. A tensor that is sent is kept until a message tells that it has arrived (settled), or until `close`.
     """
 
     def __init__(
-        self, axis: Axis, order: dict[tuple[int, int], list[Letter]], shape: Callable[[Letter], tuple[int, ...]]
+        self,
+        axis: Axis,
+        order: dict[tuple[int, int], list[Letter]],
+        shape: Callable[[Letter], tuple[int, ...]],
+        settled: Mapping[Letter, Sequence[Letter]],
     ) -> None:
-        self._axis, self._shape = axis, shape
+        self._axis, self._shape, self._settled = axis, shape, settled
         me = axis.index
         self._to = {letter: pair[1] for pair, sent in order.items() if pair[0] == me for letter in sent}
         self._expected = {pair[0]: deque(sent) for pair, sent in order.items() if pair[1] == me}
         self._from = {letter: source for source, sent in self._expected.items() for letter in sent}
         self._posted: dict[int, deque[tuple[Letter, Tensor, Pending]]] = {s: deque() for s in self._expected}
         self._arrived: dict[Letter, Tensor] = {}
-        self._sending: deque[tuple[Tensor, Pending]] = deque()
+        self._sending: dict[Letter, tuple[Tensor, Pending]] = {}
         for source in self._expected:
             self._post(source)
 
@@ -72,7 +87,7 @@ class Mailbox:
             self._arrived[letter] = tensor
             return
         tensor = tensor.contiguous()
-        self._sending.append((tensor, self._axis.send(tensor, self._to[letter])))
+        self._sending[letter] = tensor, self._axis.send(tensor, self._to[letter])
 
     def take(self, letter: Letter) -> Tensor:
         """The message, when it is there."""
@@ -81,13 +96,17 @@ class Mailbox:
             arrived, tensor, pending = self._posted[source].popleft()
             pending.wait()
             self._arrived[arrived] = tensor
+            self._sent(self._settled.get(arrived, ()))
             self._post(source)
         return self._arrived.pop(letter)
 
     def close(self) -> None:
         """Wait until everything that was sent is gone."""
-        while self._sending:
-            self._sending.popleft()[1].wait()
+        self._sent(list(self._sending))
+
+    def _sent(self, letters: Sequence[Letter]) -> None:
+        for letter in letters:
+            self._sending.pop(letter)[1].wait()
 
     def _post(self, source: int) -> None:
         posted, expected = self._posted[source], self._expected[source]

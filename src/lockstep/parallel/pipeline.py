@@ -20,7 +20,7 @@ from lockstep.ops.cut_linear import Due, WeightQueue, WholeGradient, deferring
 from lockstep.ops.spread_experts import queueing
 from lockstep.parallel.boundary import passed
 from lockstep.parallel.collectives import Axis
-from lockstep.parallel.mailbox import Letter, Mailbox, letters
+from lockstep.parallel.mailbox import Letter, Mailbox, letters, settled
 from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Step, Table, embedding_rows
 from lockstep.parallel.stages import TIED, Stages
@@ -107,7 +107,7 @@ class Pipeline:
         self.owns = {name for name in parameters if stages.group_of(name) in groups}
         self.spread = {name for name in parameters if experts is not None and expert_of(name) is not None}
         trains_tied = stages.tied and decoder.embed.weight.requires_grad
-        self.order = letters(table, trains_tied)
+        self.order, self.settled = letters(table, trains_tied), settled(table)
         self.rows_after = embedding_rows(table) if self.shared and TIED in self.owns else {}
         self.current: Step | None = None
         """The step that is being done: for whoever watches."""
@@ -169,7 +169,9 @@ class _Run:
         self.line, self.batches, self.work, self.put = line, batches, work, put
         self.given = set() if given is None else given
         self.rows: dict[int, Tensor] = {}  # the tokens of a micro-batch, each once: rows of the embedding's gradient
-        self.mail = Mailbox(line.axis, line.order if order is None else order, self._shape)
+        self.mail = Mailbox(
+            line.axis, line.order if order is None else order, self._shape, line.settled if order is None else {}
+        )
         self.early: dict[tuple[int, int], dict[str, Tensor]] = {}  # (group, micro-batch): gradients that B gave
         self.half: dict[int, Tensor] = {}  # of a tied embedding: one of the two uses' gradients
         self.taken: set[int] = set()  # micro-batches whose other half came from the first group

@@ -68,8 +68,8 @@ def memory(rows: Columns) -> Memory:
     heavier = alone & (last_gradients + last + logits > gradients + activations)
     gradients, activations = np.where(heavier, last_gradients, gradients), np.where(heavier, last, activations)
     logits = np.where(heavier | ~alone, logits, 0.0)
-    # Messages between stages stay until all of a step's have gone.
-    messages = np.where((rows.pp > 1) & (rows.mixed == 0), rows.micro_batches * (2 * rows.chunks - 1) + 2, 0.0)
+    # What is sent to another stage stays until the answer comes.
+    messages = np.where((rows.pp > 1) & (rows.mixed == 0), flight * (2 * rows.chunks - 1) + 2, 0.0)
     layer, words = unit_bytes(rows)
     # The largest unit's gradients are given away when the micro-batch's activations and its logits have gone.
     copies, ends = unit_copies(rows), np.where((rows.pp == 1) | rows.folded, 2.0 - rows.tied, 1.0)
@@ -281,6 +281,12 @@ def deferred_bytes(rows: Columns) -> Column:
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
     inside = rows.query + rows.keys + rows.values + rows.core + rows.matrices * middle
     return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp + 2 * rows.latent) + _routed_bytes(rows)
+
+
+def mlp_gradient_bytes(rows: Columns) -> Column:
+    """Of those, the output gradients of one layer's MLP: the stream's, gate's and up's, 16-bit."""
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
+    return 2 * rows.tokens * (rows.hidden + (rows.matrices - 1) * middle / rows.tp)
 
 
 def layer_bytes(rows: Columns) -> Column:

@@ -23,6 +23,7 @@ from lockstep.plan.memory import (
     logits_bytes,
     loss_gradients,
     message_bytes,
+    mlp_gradient_bytes,
     plain_layer_bytes,
     recompute_bytes,
     spread_gradients,
@@ -136,6 +137,7 @@ class _Walk:
         others = float(spread_gradients(mine)[0]) / sum(layers[stage])
         self.others = [others * n for n in layers[stage]]
         self.ranks = float(mine.ep[0])
+        self.beside = float(mlp_gradient_bytes(mine)[0])
         self.working = float(recompute_bytes(mine)[0])
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
@@ -154,21 +156,37 @@ class _Walk:
 
     def moments(self) -> Iterator[dict[str, float]]:
         """The worst moment of every step, then that of the reduction."""
-        done, sent, came = [0] * self.table.chunks, 0, {"F": 0, "B": 0}
-        halves = self._halves()
+        done, halves, streams = [0] * self.table.chunks, self._halves(), self._streams()
         for step, activations in zip(self.table.rows[self.stage], self.activations, strict=True):
             found = [self._moment(part, float(activations), done) for part in step.parts]
             waiting = next(halves)
             found = [moment | {"gradients": moment["gradients"] + waiting} for moment in found]
-            for part in step.parts:
-                came[part.kind[0]] = came.get(part.kind[0], 0) + 1
-            messages = sent + self._posted(came) + sum(self._sends(part) for part in step.parts if part.kind == "F")
-            yield max(found, key=lambda m: sum(m.values())) | {"messages": self.message * messages}
-            sent += sum(self._sends(part) for part in step.parts)
+            yield max(found, key=lambda m: sum(m.values())) | {"messages": self.message * next(streams)}
             for part in step.parts:
                 done[part.chunk] += part.kind in ("W", "BW")
         sums = 1.0 if self.mixed else float(sums_when_reducing(self.mine)[0])
         yield {"gradients": sum(self.gradient) * sums}
+
+    def _streams(self) -> Iterator[int]:
+        """For every step, streams between groups and their gradients that are there beside what layers keep: what a
+        group gave until its backward, gradients that were sent since what came last told that others arrived, the one
+        that the step reads, receives that are posted; where a device has several chunks, one that came before its
+        turn."""
+        given, sent, came, early = 0, 0, {"F": 0, "B": 0}, int(self.table.chunks > 1)
+        for step in self.table.rows[self.stage]:
+            reads = 0
+            for part in step.parts:
+                came[part.kind[0]] = came.get(part.kind[0], 0) + 1
+                group = self.groups[part.chunk]
+                if part.kind == "F":
+                    given += group < self.ends
+                    sent = min(sent, 1) if group > 0 else sent
+                reads += part.kind in ("B", "BW") and group < self.ends
+            yield given + sent + reads + early + self._posted(came)
+            for part in step.parts:
+                if part.kind in ("B", "BW"):
+                    given -= self.groups[part.chunk] < self.ends
+                    sent += self._sends(part)
 
     def _halves(self) -> Iterator[float]:
         """For every step, bytes of a tied embedding's gradients that wait, as it begins, for their rows from the first
@@ -201,7 +219,8 @@ class _Walk:
         left = activations - self.full[chunk]
         if step.kind == "B":
             most = [own + part * self.late[chunk] for own, part, _ in self.passes[chunk].moments()]
-            return found | {"activations": left + max(self.full[chunk], self.late[chunk], *most)}
+            # The output gradients of the last layer's MLP are kept for W while its activations are still there.
+            return found | {"activations": left + max(self.full[chunk] + self.beside, self.late[chunk], *most)}
         if self.copies:
             grows = growing * (self.waiting[done[chunk] + 1] - self.waiting[done[chunk]])
             return self._exchange(found, chunk, sums, grows, step.kind == "BW")
@@ -251,7 +270,7 @@ class _Walk:
         return max(found, *later, key=lambda m: sum(m.values()))
 
     def _sends(self, step: Step) -> int:
-        """Messages to other ranks: they stay alive until the end of the step's table."""
+        """Messages to other ranks."""
         group = self.groups[step.chunk]
         to = group + 1 if step.kind == "F" else group - 1 if step.kind in ("B", "BW") else -1
         return int(0 <= to <= self.ends and self.table.holder(to)[0] != self.stage)

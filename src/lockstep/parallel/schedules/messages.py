@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from lockstep.parallel.schedules.dependencies import Need, gives, needs
@@ -39,6 +40,23 @@ def messages(table: Table) -> dict[tuple[int, int], list[Message]]:
                 if receiver != sender:
                     found.setdefault((sender, receiver), []).append(Message(*made, sender, receiver, after, before))
     return found
+
+
+def told(table: Table) -> dict[Need, list[Need]]:
+    """By what a device is sent: what of its own, to that sender, has arrived there, as the sender needed it before, and
+    no earlier message told so. Of both what was made: forward or not, micro-batch, group."""
+    found, channels = dict[Need, list[Need]](), messages(table)
+    for (sender, receiver), channel in channels.items():
+        back = deque(sorted(channels.get((receiver, sender), []), key=lambda message: message.before))
+        for message in channel:
+            while back and back[0].before <= message.after:
+                arrived = back.popleft()
+                found.setdefault(_made(message), []).append(_made(arrived))
+    return found
+
+
+def _made(message: Message) -> Need:
+    return Need(message.forward, message.micro_batch, message.group)
 
 
 def embedding_rows(table: Table) -> dict[int, list[int]]:
