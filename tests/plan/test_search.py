@@ -110,7 +110,7 @@ def test_uneven_stages_pay_for_the_head():
 def test_cluster_that_cannot_hold_the_model():
     with pytest.raises(LockstepError, match=r"16xH100 cannot hold llama3-405b .*B more than .* What would: \d+xH100"):
         search("llama3-405b", "16xH100", seq=8192, global_batch_tokens=4 << 20)
-    with pytest.raises(LockstepError, match="What would: 64xA100-80"):
+    with pytest.raises(LockstepError, match="What would: 32xA100-80"):
         search("llama3-70b", "8xA100-80", seq=4096, global_batch_tokens=1 << 20)
     with pytest.raises(LockstepError, match="same cluster without the pins"):
         search("llama3-70b", "64xH100", seq=4096, global_batch_tokens=1 << 20, pins={"tp": 1, "pp": 1, "fsdp": 0})
