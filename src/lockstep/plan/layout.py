@@ -97,7 +97,7 @@ class Layout:
 
     def groups(self, batch: Batch) -> int:
         """Canonical groups of all micro-batches of a step."""
-        return self.gradient_groups or batch.sequences // self.micro_batch
+        return self.gradient_groups or max(1, batch.sequences // self.micro_batch)
 
     def describe(self) -> str:
         """Short text with what differs from 1 or from the default."""
