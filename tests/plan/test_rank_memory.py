@@ -5,9 +5,12 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, predict, rank_memory
-from lockstep.plan.layout import SPLIT
+from lockstep.plan.layout import SPLIT, TWO_CHUNKS
+from lockstep.plan.named_shape import model_shape
+from lockstep.plan.per_stage import _REPEATS, as_full, stage_memory
 
 BATCH = Batch(32, 4096)
+SHAPE = model_shape("llama3-8b")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,18 @@ def test_fullest_rank_is_the_closed_form(layout):
     # The closed form of all layouts at once does not go through the schedule: a split backward and two chunks per
     # device are estimated.
     assert found == pytest.approx(fullest, rel=0.1 if layout.schedule in (*SPLIT, "interleaved") else 0.05)
+
+
+@pytest.mark.parametrize("schedule", _REPEATS)
+@pytest.mark.parametrize("more", [{"gradient_groups": 1}, {"dp": 2, "fsdp": 2, "gradient_groups": 2}])
+def test_a_pipeline_that_repeats_is_as_full_with_fewer_micro_batches(schedule, more):
+    layout = Layout(pp=4, schedule=schedule, chunks=2 if schedule in TWO_CHUNKS else 1, **more)
+    for each, fewer in ((20, 20), (48, 16), (67, 19)):
+        batch = Batch(layout.dp * each, 4096)
+        short = as_full(layout, batch)
+        assert layout.micro_batches(short) == fewer
+        for stage in range(4):
+            assert stage_memory(SHAPE, layout, short, stage).peak == stage_memory(SHAPE, layout, batch, stage).peak
 
 
 def test_first_stage_holds_most_under_1f1b():

@@ -64,6 +64,7 @@ def test_a_plan_is_what_predict_says(plans):
         {"recompute": "full", "fsdp": 3, "pp": 1},
         {"micro_batch": "2", "cp": 2, "bucket_mb": 7},
         {"dp": 8},
+        {"gradient_groups": 64},
     ],
 )
 def test_pins_are_kept(pins):
@@ -84,7 +85,7 @@ def test_a_thousand_devices_in_time():
 
 
 def test_experts_are_spread():
-    best = search("mixtral-8x22b", "64xH100", seq=4096, global_batch_tokens=4 << 20)[0]
+    best = search("mixtral-8x22b", "64xH100", seq=4096, global_batch_tokens=1 << 20, top=1)[0]
     assert best.layout.ep > 1
 
 
@@ -334,7 +335,9 @@ def test_tensor_parallelism_is_counted_as_the_trainer_runs_it():
     words, layer = 128256 * 2048, 2048 * (32 + 8 + 8 + 32) * 64 + 3 * 2048 * 8192
     for plan in (shared, whole):
         assert plan.prediction.memory_parts["weights"] == pytest.approx(4 * (words + 16 * layer / 4) / 1e9, rel=1e-3)
-    assert shared.prediction.memory_parts["activations"] < 0.7 * whole.prediction.memory_parts["activations"]
+    # Six of the tensors that a layer keeps have the width of the residual stream and all rows of it.
+    less = whole.prediction.memory_parts["activations"] - shared.prediction.memory_parts["activations"]
+    assert less == pytest.approx(16 * 6 * (2048 * 2048 * 2) * 3 / 4 / 1e9)
     assert shared.prediction.exposed["tp"] == pytest.approx(10 / 10.5 * whole.prediction.exposed["tp"])
     with pytest.raises(LockstepError, match="expected 0 to 1"):
         search("llama3-1b", "8xH100", **asked, pins={"sequence_parallel": 2})

@@ -40,7 +40,8 @@ def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | N
     pinned = fixed.get("sequence_parallel")
     shared = np.where(once, 0.0, 1.0) if pinned is None else np.full(len(rows), float(pinned))
     # One canonical group for each replica takes the least memory; peers have none.
-    groups = np.where(shape.states == "masters", float(fixed.get("gradient_groups", 0)) or table["dp"], 0.0)
+    groups = np.full_like(table["dp"], fixed["gradient_groups"]) if "gradient_groups" in fixed else table["dp"]
+    groups = np.where(shape.states == "masters", groups, 0.0)
     more = {"sequence_parallel": shared, "gradient_groups": groups}
     more |= {"bucket_mb": np.full(len(rows), float(fixed.get("bucket_mb", BUCKET_MB)))}
     if cut := fixed.get("layers_per_stage"):

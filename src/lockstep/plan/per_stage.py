@@ -18,6 +18,10 @@ from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import Simulation, simulate
 from lockstep.plan.steptime import StepTime, step_time
 
+_STEADY = 4
+"""After this many rounds of micro-batches per stage a pipeline has been as full as it gets."""
+_REPEATS = ("1f1b", "zb-h1", "zb-v", "v-half", "v-min")
+
 
 def stage_columns(shape: ModelShape, layout: Layout, batch: Batch) -> Columns:
     """One row per stage: the layout as seen from it."""
@@ -71,6 +75,16 @@ def fullest(stages: Sequence[RankMemory]) -> Memory:
 def stage_memory(shape: ModelShape, layout: Layout, batch: Batch, stage: int) -> RankMemory:
     """Of one rank of a stage; its other ranks hold the same."""
     return rank_memory(shape, layout, batch, stage * layout.dp * layout.cp * layout.tp)
+
+
+def as_full(layout: Layout, batch: Batch) -> Batch:
+    """A batch with fewer micro-batches in which each stage's memory rises exactly as high as in this one: where a
+    replica adds all its gradients into one sum, and the schedule repeats, nothing rises any more once the pipeline was
+    full."""
+    m, used = layout.micro_batches(batch), _STEADY * layout.pp
+    if layout.gradient_groups != layout.dp or layout.schedule not in _REPEATS or m <= used + layout.pp:
+        return batch
+    return Batch(layout.dp * layout.micro_batch * (used + m % layout.pp), batch.seq)
 
 
 def plan_simulation(

@@ -23,7 +23,7 @@ from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import stage_memory, stages_step_time
+from lockstep.plan.per_stage import as_full, stage_memory, stages_step_time
 from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_stages
@@ -156,9 +156,11 @@ def _best(
     finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
     if not finalists:
         return []
-    ranked = _refine(shape, finalists, place, batch, factors, dtype, pins)
-    settle = _as_pinned if any(key in pins for key in _BY_STAGE_PINS) else _by_stage
-    ranked = settle(shape, ranked, place, batch, factors, dtype, pins)
+    ranked, cramped = _refine(shape, finalists, place, batch, factors, dtype, pins)
+    if any(key in pins for key in _BY_STAGE_PINS):
+        ranked = _as_pinned(shape, ranked, place, batch, factors, dtype, pins)
+    else:
+        ranked = _by_stage(shape, ranked, cramped, place, batch, factors, dtype, pins)
     return list(islice(_that_fit(shape, ranked, place, batch), min(top, len(ranked))))
 
 
@@ -172,7 +174,8 @@ def _that_fit(
         if layout.pp == 1 and not layout.by_stage:
             yield layout, its
             continue
-        walks = (stage_memory(shape, layout, batch, stage) for stage in range(layout.pp))
+        short = as_full(layout, batch)
+        walks = (stage_memory(shape, layout, short, stage) for stage in range(layout.pp))
         stages = list(takewhile(lambda held: held.peak <= room, walks))
         if len(stages) == layout.pp:
             yield layout, with_stages(its, stages, place)
@@ -186,8 +189,9 @@ def _refine(
     factors: Coefficients,
     dtype: str,
     pins: Pins,
-) -> list[tuple[Layout, Prediction]]:
-    """Finalists with their best cut into stages and buckets, simulated where there is a pipeline, fastest first."""
+) -> tuple[list[tuple[Layout, Prediction]], set[Layout]]:
+    """Finalists with their best cut into stages and buckets, simulated where there is a pipeline, fastest first; and
+    those (as they were before) of which a faster cut than that did not fit."""
     rows = layout_columns(shape, finalists, batch)
     times = step_time(rows, place, factors, dtype)
     layer = (times.slowest - times.head) / np.maximum(rows.last_layers, 1)
@@ -200,16 +204,21 @@ def _refine(
     rows = layout_columns(shape, variants, batch)
     times, held = step_time(rows, place, factors, dtype), memory(rows)
     best: dict[Layout, int] = {}
+    cramped: set[Layout] = set()
     for i in np.argsort(times.step, kind="stable"):
         key = _unrefined(variants[i])
-        if held.total[i] <= place.device.capacity and key not in best:
+        if key in best:
+            continue
+        if held.total[i] <= place.device.capacity:
             best[key] = int(i)
+        else:
+            cramped.add(key)
     chosen = sorted(best.values(), key=lambda i: float(times.step[i]))
     bubbles = _simulate(rows, times, variants, chosen)
     found = [
         (variants[i], prediction(shape, rows, times, held, i, place, batch, dtype, bubbles.get(i))) for i in chosen
     ]
-    return sorted(found, key=lambda pair: pair[1].step_s)
+    return sorted(found, key=lambda pair: pair[1].step_s), cramped
 
 
 def _with_lists(layout: Layout, pins: Pins) -> Layout:
@@ -247,14 +256,16 @@ def _as_pinned(
 def _by_stage(
     shape: ModelShape,
     ranked: list[tuple[Layout, Prediction]],
+    cramped: set[Layout],
     place: Cluster,
     batch: Batch,
     factors: Coefficients,
     dtype: str,
     pins: Pins,
 ) -> list[tuple[Layout, Prediction]]:
-    """The ranking with the best pipelines that recompute or offload also stage by stage, where that is faster."""
-    fitting = {_unrefined(layout) for layout, _ in ranked}
+    """The ranking with the best pipelines that recompute or offload also stage by stage, where that is faster. Not of
+    those whose fastest cut fits without."""
+    fitting = {_unrefined(layout) for layout, _ in ranked} - cramped
     first: dict[Layout, tuple[Layout, Prediction]] = {}
     for layout, found in ranked:
         if saves(layout, pins) and (key := _unrefined(plain(layout))) not in fitting:
