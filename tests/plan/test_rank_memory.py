@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.plan import Batch, Layout, predict, rank_memory
+from lockstep.plan import Batch, Layout, load_cluster, predict, rank_memory
+from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.layout import SPLIT, TWO_CHUNKS
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import _REPEATS, as_full, stage_memory
+from lockstep.plan.per_stage import _REPEATS, as_full, plan_simulation, stage_memory
 
 BATCH = Batch(32, 4096)
 SHAPE = model_shape("llama3-8b")
@@ -51,6 +52,15 @@ def test_a_pipeline_that_repeats_is_as_full_with_fewer_micro_batches(schedule, m
         assert layout.micro_batches(short) == fewer
         for stage in range(4):
             assert stage_memory(SHAPE, layout, short, stage).peak == stage_memory(SHAPE, layout, batch, stage).peak
+
+
+def test_a_drawn_pipeline_has_as_many_groups_as_its_micro_batches_can_be_cut_into():
+    layout = Layout(
+        dp=4, gradient_groups=8
+    )  # three of each are drawn, and 12 are no eight groups
+    run = plan_simulation(SHAPE, layout, Batch(64, 4096), load_cluster("4xH100"), Coefficients())
+    assert len(run.held[0]) > 0
+    assert max(run.held[0]) < 1.01 * stage_memory(SHAPE, layout, Batch(64, 4096), 0).peak / 1e9
 
 
 def test_first_stage_holds_most_under_1f1b():
