@@ -55,9 +55,7 @@ def test_a_pipeline_that_repeats_is_as_full_with_fewer_micro_batches(schedule, m
 
 
 def test_a_drawn_pipeline_has_as_many_groups_as_its_micro_batches_can_be_cut_into():
-    layout = Layout(
-        dp=4, gradient_groups=8
-    )  # three of each are drawn, and 12 are no eight groups
+    layout = Layout(dp=4, gradient_groups=8)  # three of each are drawn, and 12 are no eight groups
     run = plan_simulation(SHAPE, layout, Batch(64, 4096), load_cluster("4xH100"), Coefficients())
     assert len(run.held[0]) > 0
     assert max(run.held[0]) < 1.01 * stage_memory(SHAPE, layout, Batch(64, 4096), 0).peak / 1e9
