@@ -101,9 +101,9 @@ def plan_simulation(
     table = table_of(layout.schedule, layout.pp, simulated_micro_batches(rows, 0), layout.chunks)
     run = simulate(table, stage_times(rows, times, of, layout), float(times.hop[0]))
     drawn = Batch(layout.dp * layout.micro_batch * table.micro_batches, batch.seq)
-    # As many canonical groups as so few micro-batches can be cut into alike.
-    grouped = replace(layout, gradient_groups=gcd(layout.gradient_groups, drawn.sequences // layout.micro_batch))
-    stages = [stage_memory(shape, grouped if layout.gradient_groups else layout, drawn, s) for s in range(layout.pp)]
+    # As many canonical groups as so few micro-batches can be cut into alike; gcd(0, n) is n, each on its own.
+    layout = replace(layout, gradient_groups=gcd(layout.gradient_groups, drawn.sequences // layout.micro_batch))
+    stages = [stage_memory(shape, layout, drawn, stage) for stage in range(layout.pp)]
     held = (np.array([stage.at(step) / 1e9 for step in range(len(stage.steps))]) for stage in stages)
     return replace(run, held=tuple(held))
 

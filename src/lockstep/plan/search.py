@@ -70,9 +70,9 @@ def search(
         row = int(np.argmin(found.memory))
         raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(row), float(found.memory[row])))
     # Where each of the finalists takes too much at some step of its schedule, others stay below what was counted.
-    plain = fitting & ~found.split
+    asked, plain = _Asked(shape, place, batch, factors, dtype, pins), fitting & ~found.split
     for allowed in (fitting, plain, plain & (found.memory <= _ROOMY * place.device.capacity)):
-        if best := _best(shape, found, allowed, place, batch, factors, dtype, pins, top):
+        if best := _best(asked, found, allowed, top):
             break
     if not best:
         leanest = _with_lists(found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf)))), pins)
@@ -80,6 +80,18 @@ def search(
         raise LockstepError(cannot_hold(shape, place, batch, pins, leanest, needed))
     plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in best]
     return [plans[0], *(compared(plan, plans[0]) for plan in plans[1:])]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What plans are searched for, and what their steps are timed by."""
+
+    shape: ModelShape
+    place: Cluster
+    batch: Batch
+    factors: Coefficients
+    dtype: str
+    pins: Pins
 
 
 @dataclass(frozen=True)
@@ -139,70 +151,51 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     return Batch(global_batch_tokens // seq, seq)
 
 
-def _best(
-    shape: ModelShape,
-    found: Evaluated,
-    allowed: NDArray[np.bool_],
-    place: Cluster,
-    batch: Batch,
-    factors: Coefficients,
-    dtype: str,
-    pins: Pins,
-    top: int,
-) -> list[tuple[Layout, Prediction]]:
+def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_], top: int) -> list[tuple[Layout, Prediction]]:
     """The best few of the candidates that are allowed, fastest first."""
     seconds = np.where(allowed, found.seconds, np.inf)
     order = np.argsort(seconds, kind="stable")[:_FINALISTS]
     finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
     if not finalists:
         return []
-    ranked, cramped = _refine(shape, finalists, place, batch, factors, dtype, pins)
-    if any(key in pins for key in _BY_STAGE_PINS):
-        ranked = _as_pinned(shape, ranked, place, batch, factors, dtype, pins)
+    ranked, cramped = _refine(asked, finalists)
+    if any(key in asked.pins for key in _BY_STAGE_PINS):
+        ranked = _as_pinned(asked, ranked)
     else:
-        ranked = _by_stage(shape, ranked, cramped, place, batch, factors, dtype, pins)
-    return list(islice(_that_fit(shape, ranked, place, batch), min(top, len(ranked))))
+        ranked = _by_stage(asked, ranked, cramped)
+    return list(islice(_that_fit(asked, ranked), min(top, len(ranked))))
 
 
-def _that_fit(
-    shape: ModelShape, ranked: list[tuple[Layout, Prediction]], place: Cluster, batch: Batch
-) -> Iterator[tuple[Layout, Prediction]]:
+def _that_fit(asked: _Asked, ranked: list[tuple[Layout, Prediction]]) -> Iterator[tuple[Layout, Prediction]]:
     """Those that fit at every step of their schedule, with what they take there: what a split backward keeps between B
     and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
-    room = place.device.capacity
+    room = asked.place.device.capacity
     for layout, its in ranked:
         if layout.pp == 1 and not layout.by_stage:
             yield layout, its
             continue
-        short = as_full(layout, batch)
-        walks = (stage_memory(shape, layout, short, stage) for stage in range(layout.pp))
+        short = as_full(layout, asked.batch)
+        walks = (stage_memory(asked.shape, layout, short, stage) for stage in range(layout.pp))
         stages = list(takewhile(lambda held: held.peak <= room, walks))
         if len(stages) == layout.pp:
-            yield layout, with_stages(its, stages, place)
+            yield layout, with_stages(its, stages, asked.place)
 
 
-def _refine(
-    shape: ModelShape,
-    finalists: list[Layout],
-    place: Cluster,
-    batch: Batch,
-    factors: Coefficients,
-    dtype: str,
-    pins: Pins,
-) -> tuple[list[tuple[Layout, Prediction]], set[Layout]]:
+def _refine(asked: _Asked, finalists: list[Layout]) -> tuple[list[tuple[Layout, Prediction]], set[Layout]]:
     """Finalists with their best cut into stages and buckets, simulated where there is a pipeline, fastest first; and
     those (as they were before) of which a faster cut than that did not fit."""
+    shape, place, batch, dtype = asked.shape, asked.place, asked.batch, asked.dtype
     rows = layout_columns(shape, finalists, batch)
-    times = step_time(rows, place, factors, dtype)
+    times = step_time(rows, place, asked.factors, dtype)
     layer = (times.slowest - times.head) / np.maximum(rows.last_layers, 1)
     variants = [
         variant
         for i, layout in enumerate(finalists)
         for variant in uneven(layout, shape.layers, float(times.head[i] / layer[i]))
     ]
-    variants = variants if "bucket_mb" in pins else in_buckets(variants)
+    variants = variants if "bucket_mb" in asked.pins else in_buckets(variants)
     rows = layout_columns(shape, variants, batch)
-    times, held = step_time(rows, place, factors, dtype), memory(rows)
+    times, held = step_time(rows, place, asked.factors, dtype), memory(rows)
     best: dict[Layout, int] = {}
     cramped: set[Layout] = set()
     for i in np.argsort(times.step, kind="stable"):
@@ -229,50 +222,35 @@ def _with_lists(layout: Layout, pins: Pins) -> Layout:
     return replace(layout, **changes)
 
 
-def _as_pinned(
-    shape: ModelShape,
-    ranked: list[tuple[Layout, Prediction]],
-    place: Cluster,
-    batch: Batch,
-    factors: Coefficients,
-    dtype: str,
-    pins: Pins,
-) -> list[tuple[Layout, Prediction]]:
+def _as_pinned(asked: _Asked, ranked: list[tuple[Layout, Prediction]]) -> list[tuple[Layout, Prediction]]:
     """The ranking with what is pinned stage by stage."""
+    shape, place, batch, dtype = asked.shape, asked.place, asked.batch, asked.dtype
     found = {}
     for layout, _ in ranked:
-        its = _with_lists(layout, pins)
+        its = _with_lists(layout, asked.pins)
         layers = map(sum, layers_of_chunks(its, shape.layers))
         if all(a + b <= n for a, b, n in zip(its.recomputed, its.offloaded, layers, strict=True)):
-            rows, times = (
-                layout_columns(shape, [its], batch),
-                stages_step_time(shape, its, batch, place, factors, dtype),
-            )
+            rows = layout_columns(shape, [its], batch)
+            times = stages_step_time(shape, its, batch, place, asked.factors, dtype)
             bubble = float(times.bubble[0])
             found[its] = prediction(shape, rows, times, memory(rows), 0, place, batch, dtype, bubble)
     return sorted(found.items(), key=lambda pair: pair[1].step_s)
 
 
 def _by_stage(
-    shape: ModelShape,
-    ranked: list[tuple[Layout, Prediction]],
-    cramped: set[Layout],
-    place: Cluster,
-    batch: Batch,
-    factors: Coefficients,
-    dtype: str,
-    pins: Pins,
+    asked: _Asked, ranked: list[tuple[Layout, Prediction]], cramped: set[Layout]
 ) -> list[tuple[Layout, Prediction]]:
     """The ranking with the best pipelines that recompute or offload also stage by stage, where that is faster. Not of
     those whose fastest cut fits without."""
+    shape, place, batch, factors, dtype = asked.shape, asked.place, asked.batch, asked.factors, asked.dtype
     fitting = {_unrefined(layout) for layout, _ in ranked} - cramped
     first: dict[Layout, tuple[Layout, Prediction]] = {}
     for layout, found in ranked:
-        if saves(layout, pins) and (key := _unrefined(plain(layout))) not in fitting:
+        if saves(layout, asked.pins) and (key := _unrefined(plain(layout))) not in fitting:
             first.setdefault(key, (layout, found))
     more = list(ranked)
     for layout, found in list(first.values())[:_BY_STAGE]:
-        better = balanced(shape, layout, batch, place, factors, dtype, pins)
+        better = balanced(shape, layout, batch, place, factors, dtype, asked.pins)
         if better is None:
             continue
         its = layout_prediction(shape, better, place, batch, factors, dtype)

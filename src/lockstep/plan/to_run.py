@@ -128,7 +128,8 @@ def search_to_run(
     other arguments of `search`."""
     shape = model_shape(model)
     best = search(shape, cluster, pins=pins, top=top, **asked)
-    if not any(refused(plan, run) for plan in best):
+    reasons = [refused(plan, run) for plan in best]
+    if not any(reasons):
         return Found(best)
     simpler = {**_simpler(shape, run), **(pins or {})}
     try:
@@ -136,9 +137,9 @@ def search_to_run(
     except LockstepError:
         more = []
     runs = [plan for plan in more if not refused(plan, run)][:top]
+    why = reasons[0]
     if not runs:
-        return Found(best, refused(best[0], run))
-    why = refused(best[0], run)
+        return Found(best, why)
     return Found([runs[0], *(compared(plan, runs[0]) for plan in runs[1:])], "", (best[0], why) if why else None)
 
 
