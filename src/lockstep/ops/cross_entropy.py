@@ -61,7 +61,7 @@ class _LinearCrossEntropy(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         loss, logprobs, entropies, d_hidden, d_weight, _ = torch.ops.lockstep.linear_cross_entropy(
-            hidden.contiguous(), weight.detach().contiguous(), targets.to(torch.int64).contiguous(),
+            hidden.contiguous(), weight.contiguous(), targets.to(torch.int64).contiguous(),
             token_weights.contiguous(), z_loss, softcap, entropy, need_hidden, need_weight,
         )  # fmt: skip
         ctx.save_for_backward(d_hidden, d_weight)

@@ -30,7 +30,7 @@ class _Embedding(Function):
         tokens = tokens.to(torch.int64).contiguous()
         ctx.save_for_backward(tokens)
         ctx.vocabulary, ctx.scale, ctx.weight_dtype = weight.shape[0], _rounded(scale, dtype), weight.dtype
-        return torch.ops.lockstep.embedding(tokens, weight.detach().contiguous(), dtype, ctx.scale)
+        return torch.ops.lockstep.embedding(tokens, weight.contiguous(), dtype, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -34,7 +34,7 @@ from torch.autograd import Function
 
 from lockstep.ops.batch import KVPages, Paged
 from lockstep.ops.gated import CODES
-from lockstep.ops.linear import PackedWeight, input_gradient, pack, refuse_gradient, weight_gradient
+from lockstep.ops.linear import PackedWeight, input_gradient, lay_out, refuse_gradient, weight_gradient
 
 
 def linear_gated(x: Tensor, gate: Tensor | PackedWeight, up: Tensor | PackedWeight, activation: str) -> Tensor:
@@ -52,7 +52,7 @@ def linear_activation(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | N
     """`activation(linear(x, weight, bias))`: x [T, K], weight [N, K] or packed -> [T, N]."""
     if isinstance(weight, PackedWeight):
         refuse_gradient("a product with a packed weight", x)
-        rounded = None if bias is None else bias.detach().to(x.dtype)
+        rounded = None if bias is None else bias.to(x.dtype)
         arguments = (x.contiguous(), weight.panels, weight.n, rounded, CODES[activation], False)
         y: Tensor = torch.ops.lockstep.gemm_activation(*arguments)[0]
         return y
@@ -90,7 +90,7 @@ class _LinearGated(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, code: int) -> Tensor:
         x = x.contiguous()
-        panels = pack(gate, x.dtype).panels, pack(up, x.dtype).panels
+        panels = lay_out(gate, x.dtype).panels, lay_out(up, x.dtype).panels
         y, gates, ups = torch.ops.lockstep.gemm_gated(x, *panels, gate.shape[0], code, True)
         ctx.save_for_backward(x, gate, up, gates, ups)
         ctx.code = code
@@ -112,8 +112,8 @@ class _LinearActivation(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> Tensor:
         x = x.contiguous()
-        rounded = None if bias is None else bias.detach().to(x.dtype)
-        packed = pack(weight, x.dtype)
+        rounded = None if bias is None else bias.to(x.dtype)
+        packed = lay_out(weight, x.dtype)
         y, before = torch.ops.lockstep.gemm_activation(x, packed.panels, packed.n, rounded, code, True)
         ctx.save_for_backward(x, weight, before)
         ctx.code, ctx.bias_dtype = code, None if bias is None else bias.dtype
@@ -133,7 +133,7 @@ class _LinearActivation(Function):
 class _AddRMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-        rounded = weight.detach().to(h.dtype)
+        rounded = weight.to(h.dtype)
         total, y, rstd = torch.ops.lockstep.add_rms_norm(x.contiguous(), h.contiguous(), rounded, eps, offset)
         ctx.save_for_backward(total, weight, rstd)
         ctx.offset = offset
@@ -143,7 +143,7 @@ class _AddRMSNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
         d_total, dy = grads[0].contiguous(), grads[1].contiguous()
-        rounded = weight.detach().to(dy.dtype)
+        rounded = weight.to(dy.dtype)
         dx, dh, dw = torch.ops.lockstep.add_rms_norm_backward(dy, d_total, total, rounded, rstd, ctx.offset)
         return dx, dh, dw.to(weight.dtype), None, None
 
@@ -153,7 +153,7 @@ class _AddLayerNorm(Function):
     def forward(
         ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        rounded = [None if w is None else w.detach().to(h.dtype) for w in (weight, bias)]
+        rounded = [None if w is None else w.to(h.dtype) for w in (weight, bias)]
         total, y, mean, rstd = torch.ops.lockstep.add_layer_norm(x.contiguous(), h.contiguous(), *rounded, eps)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
@@ -163,7 +163,7 @@ class _AddLayerNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, mean, rstd = ctx.saved_tensors
         d_total, dy = grads[0].contiguous(), grads[1].contiguous()
-        rounded = weight.detach().to(dy.dtype)
+        rounded = weight.to(dy.dtype)
         dx, dh, dw, db = torch.ops.lockstep.add_layer_norm_backward(dy, d_total, total, rounded, mean, rstd)
         return dx, dh, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None
 
@@ -174,7 +174,7 @@ class _NormRope(Function):
         ctx: Any, x: Tensor, weight: Tensor, positions: Tensor, table: Tensor, eps: float, offset: float
     ) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.norm_rope(x, weight.detach().to(x.dtype), positions, table, eps, offset)
+        y, rstd = torch.ops.lockstep.norm_rope(x, weight.to(x.dtype), positions, table, eps, offset)
         ctx.save_for_backward(x, weight, rstd, positions, table)
         ctx.offset = offset
         return y
@@ -183,5 +183,5 @@ class _NormRope(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd, positions, table = ctx.saved_tensors
         dn = torch.ops.lockstep.rope(grads[0].contiguous(), positions, table, -1.0)
-        dx, dw = torch.ops.lockstep.rms_norm_backward(dn, x, weight.detach().to(x.dtype), rstd, ctx.offset)
+        dx, dw = torch.ops.lockstep.rms_norm_backward(dn, x, weight.to(x.dtype), rstd, ctx.offset)
         return dx, dw.to(weight.dtype), None, None, None, None

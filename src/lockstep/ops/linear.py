@@ -28,7 +28,12 @@ class PackedWeight:
 
 def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
     """Lay out a weight [N, K] (float32 or bfloat16, rounded to dtype) for `linear` without gradient."""
-    return PackedWeight(torch.ops.lockstep.pack_columns(weight.detach().contiguous(), dtype), weight.shape[0])
+    return lay_out(weight.detach(), dtype)
+
+
+def lay_out(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
+    """`pack` where nothing records a gradient anyway, as within an `autograd.Function`."""
+    return PackedWeight(torch.ops.lockstep.pack_columns(weight.contiguous(), dtype), weight.shape[0])
 
 
 _KEPT = HugePages()
@@ -58,8 +63,9 @@ def linear(
 
 
 def input_gradient(dy: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    """dx [T, K] = dy [T, N] times weight [N, K]: a chain over ascending n; in dy's dtype unless another is given."""
-    panels = torch.ops.lockstep.pack_rows(weight.detach().contiguous(), dy.dtype)
+    """dx [T, K] = dy [T, N] times weight [N, K]: a chain over ascending n; in dy's dtype unless another is given.
+    Called where nothing records a gradient, in a backward pass."""
+    panels = torch.ops.lockstep.pack_rows(weight.contiguous(), dy.dtype)
     return torch.ops.lockstep.gemm(dy, panels, weight.shape[1], None, out_dtype or dy.dtype)
 
 
@@ -90,7 +96,7 @@ class _Linear(Function):
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return _product(x, pack(weight, x.dtype), bias, out_dtype)
+        return _product(x, lay_out(weight, x.dtype), bias, out_dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

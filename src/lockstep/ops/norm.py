@@ -36,7 +36,7 @@ class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.rms_norm(x, weight.detach().to(dtype), eps, offset)
+        y, rstd = torch.ops.lockstep.rms_norm(x, weight.to(dtype), eps, offset)
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset = offset
         return y
@@ -45,7 +45,7 @@ class _RMSNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.detach().to(dy.dtype), rstd, ctx.offset)
+        dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.to(dy.dtype), rstd, ctx.offset)
         return dx, dw.to(weight.dtype), None, None, None
 
 
@@ -53,8 +53,8 @@ class _LayerNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        rounded = None if bias is None else bias.detach().to(dtype)
-        y, mean, rstd = torch.ops.lockstep.layer_norm(x, weight.detach().to(dtype), rounded, eps)
+        rounded = None if bias is None else bias.to(dtype)
+        y, mean, rstd = torch.ops.lockstep.layer_norm(x, weight.to(dtype), rounded, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
@@ -63,5 +63,5 @@ class _LayerNorm(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, dw, db = torch.ops.lockstep.layer_norm_backward(dy, x, weight.detach().to(dy.dtype), mean, rstd)
+        dx, dw, db = torch.ops.lockstep.layer_norm_backward(dy, x, weight.to(dy.dtype), mean, rstd)
         return dx, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None, None

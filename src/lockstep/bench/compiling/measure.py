@@ -209,16 +209,17 @@ def _block(rounds: int) -> dict[str, float]:
         "plain": (plain, plain),
     }
 
+    parameters = {form: list(module.parameters()) for form, (module, _) in forms.items()}
+
     def passes(form: str) -> list[torch.Tensor]:
-        module, run = forms[form]
         given = x.clone().requires_grad_()
-        y = run(given)
+        y = forms[form][1](given)
         y.backward(torch.ones_like(y))
-        gradients = {p.data_ptr(): p.grad for p in module.parameters()}
-        for parameter in module.parameters():
+        gradients = [parameter.grad for parameter in parameters[form]]
+        for parameter in parameters[form]:
             parameter.grad = None
         assert given.grad is not None
-        return [y.detach(), given.grad, *(g for g in gradients.values() if g is not None)]
+        return [y.detach(), given.grad, *(g for g in gradients if g is not None)]
 
     def timed(form: str) -> float:
         begun = time.perf_counter()
