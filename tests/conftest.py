@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 # Before torch is imported, and for child processes too: two workers with two threads each would wait for each other.
@@ -28,9 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--pairs"):
-        from tests.ops.pairs import take_over
+        from tests.class_of_pairs import sitecustomize
 
-        take_over()
+        sitecustomize.take_over()
+        found = [str(Path(sitecustomize.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(found)  # for processes that tests start
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lockstep.ops import build, device_class
+from lockstep.ops import build
 from lockstep.ops.linear import input_gradient, linear, pack, weight_gradient
+from tests.class_of_pairs import sitecustomize
 from tests.ops.compare import differing, randn
+from tests.ranks_as_threads import on_threads
 from tests.threads import threads
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -28,12 +30,13 @@ Signed = tuple[Fraction, bool]
 """A number and its sign, which a zero has too."""
 
 
-def check(isa: str) -> str:
-    """Every check with a build; the fingerprint of its bits."""
+def check() -> str:
+    """Makes this process one of the class, and checks everything; the fingerprint of its bits."""
     from tests.ops.fingerprint import fingerprint
 
-    found = fingerprint(isa)
-    for test in (check_instruction, check_products, check_weight_gradients, check_error):
+    sitecustomize.take_over()
+    found = fingerprint(build.best_isa())
+    for test in (check_instruction, check_products, check_weight_gradients, check_error, check_shared_rows):
         test()
     return found
 
@@ -161,14 +164,9 @@ def check_error(m: int, n: int, k: int, power: int) -> None:
     assert bool(((y - exact).abs() <= allowed * (1 + 1e-9)).all())
 
 
-def here() -> str:
-    """The fastest build of the class that runs on this processor."""
-    best = build.best_isa()
-    return {"avx512-bf16": best, "plain": "plain-pairs"}.get(best, "avx2-pairs")
+def check_shared_rows() -> None:
+    """Ranks of context parallelism hand gradients on between two pairs of rows."""
+    from tests.parallel.test_tensor_parallel import check_contexts  # its operators are those of the class
 
-
-def take_over() -> None:
-    """Makes this process one of the class: `pytest --pairs`. Processes that it starts are not."""
-    build._ISA["avx512-bf16"] = (build._ISA | build.EMULATED)[here()]
-    device_class.instruction_sets = lambda: frozenset(device_class._BF16_NEEDS)
-    torch.backends.cpu.get_cpu_capability = lambda: "AVX512"
+    with threads(1):
+        check_contexts(on_threads, "llama")

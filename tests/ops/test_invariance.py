@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.ops import Packed, operators
-from lockstep.ops.device_class import BF16_CLASS, device_class
-from lockstep.ops.linear import input_gradient, weight_gradient
+from lockstep.ops.linear import input_gradient, rows_together, weight_gradient
 from tests.ops.compare import differing, randn
 from tests.ops.sequences import paged_outputs
 from tests.threads import threads
@@ -41,8 +40,7 @@ def test_weight_gradient_continues(rows: int, n: int, k: int, cut: int, dtype: t
     """Two runs of rows, the second going on from the first, give the bits of one run; so do all thread counts. Where
     rows go by pairs, a run ends with one."""
     cut %= rows
-    if dtype == torch.bfloat16 and device_class() == BF16_CLASS:
-        cut -= cut % 2
+    cut -= cut % rows_together(dtype)
     dy, x = randn(0, rows, n, dtype=dtype), randn(1, rows, k, dtype=dtype)
     with threads(1):
         whole = weight_gradient(dy, x)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.ops.fingerprint import fingerprint_of
-from tests.ops.pairs import check, here
+from tests.ops.pairs import check
 from tests.processes import answer
 
 
 @pytest.mark.timeout(600)
 def test_the_class_keeps_its_contract_wherever_it_runs() -> None:
-    """Its instruction, its chains and its error; and the plain build gives its bits. Every test of operators runs in it
-    with `pytest --pairs tests/ops`."""
-    assert answer(check, here()) == answer(fingerprint_of, "plain-pairs", "-O1")
+    """Its instruction, its chains and its error, shared rows; and the plain build gives its bits. Every other test runs
+    in it with `pytest --pairs`."""
+    assert answer(check) == answer(fingerprint_of, "plain-pairs", "-O1")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from lockstep.compile import Compiler
@@ -15,7 +18,7 @@ from lockstep.config import ModelConfig
 from lockstep.memory.effects import is_collective, is_wait
 from lockstep.model import Decoder
 from lockstep.ops import Packed, operators
-from lockstep.ops.row_share import RowShare
+from lockstep.ops.row_share import RowShare, row_shares
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.nodes import Group
@@ -38,15 +41,17 @@ def values(seed: int, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [4, 7, 9, 10])
-@pytest.mark.parametrize("size", [2, 4])
-def test_rows_go_where_those_of_the_ranks_go(threads: Threads, size: int, count: int) -> None:
+@pytest.mark.parametrize(("size", "step"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+def test_rows_go_where_those_of_the_ranks_go(threads: Threads, size: int, step: int, count: int) -> None:
+    unit = size * step
+
     def work(mesh: Mesh) -> bool:
         axis = mesh["cp"]
-        rows, group = RankRows(axis), Group(axis)
+        rows, group = RankRows(axis, step), Group(axis)
         rows.begin(count)
-        share = RowShare(size, axis.index, count % size)
+        share = RowShare(size, axis.index, count % unit, step)
         nodes = RowNodes(group.handle, share)
-        own, part = values(axis.index, share.own_rows(count // size), 8, 3), values(10 + axis.index, count, 5)
+        own, part = values(axis.index, share.own_rows(count // unit), 4 * size, 3), values(10 + axis.index, count, 5)
 
         def go_on(before: Tensor | None) -> Tensor:
             return part[0] if before is None else before * 1.5 + part[0]
@@ -64,6 +69,19 @@ def test_rows_go_where_those_of_the_ranks_go(threads: Threads, size: int, count:
     assert threads(MeshShape(cp=size), work) == [True] * size
 
 
+@given(members=st.integers(1, 6), step=st.integers(1, 4), count=st.integers(0, 200))
+def test_runs_begin_at_whole_steps_and_are_nearly_alike(members: int, step: int, count: int) -> None:
+    shares = row_shares(count, members, step)
+    starts = list(itertools.accumulate(shares, initial=0))
+    assert starts.pop() == count
+    assert not [start for start in starts if start % step and start < count]
+    assert max(shares) - min(shares) <= step
+    for i, (start, own) in enumerate(zip(starts, shares, strict=True)):
+        share = RowShare(members, i, count % (members * step), step)
+        assert share.run(count) == (start, own)
+        assert share.all_rows(share.units(own)) == count
+
+
 def test_messages_that_are_begun_together_are_ended_in_any_order(threads: Threads) -> None:
     """A sum over four ranks sends again when its first messages have come, and some wait for it after others do."""
     raw, counts = torch.ops.lockstep_mesh, [3, 2, 2, 2]
@@ -72,7 +90,7 @@ def test_messages_that_are_begun_together_are_ended_in_any_order(threads: Thread
         axis = mesh["tp"]
         group, own = Group(axis), values(axis.index, counts[axis.index], 4)
         total = raw.all_add(values(9 + axis.index, 5), torch.float32, group.handle)
-        rows = raw.gather_rows(own, sum(counts), group.handle)
+        rows = raw.gather_rows(own, sum(counts), 1, group.handle)
         for begun in (rows, total) if axis.index % 2 else (total, rows):
             raw.wait(begun, group.handle)
         expected = torch.cat([values(i, n, 4) for i, n in enumerate(counts)])

@@ -75,7 +75,7 @@ class GroupPrograms:
             self.embedding = compiler.compile(embedding_stage(decoder, ops, dtype)) if span.first else None
             self.loss = compiler.compile(loss_stage(decoder, ops, dtype, z_loss, self.wanted)) if span.last else None
         ends = [halves for halves in (self.embedding, self.loss) if halves is not None]
-        stream = Place("x", "float32", ((self.share.own_rows(0), 1), (decoder.config.hidden_size, 0)))
+        stream = Place("x", "float32", ((self.share.own_rows(0), self.share.step), (decoder.config.hidden_size, 0)))
         self.memory = plan_group(span, self.layers, ends, self.wanted, stream, placer)
         self._pool = Pool() if pool is None else pool
         self.programs: dict[str, list[StepProgram]] = {}
@@ -99,7 +99,7 @@ class GroupPrograms:
         """x: the stream [T, D] (own rows) from the group before. loss: targets and token weights, for the last group.
         Returns the stream for the next group too."""
         width, count = self.decoder.config.hidden_size, len(tokens)
-        units = count // self.share.members
+        units = self.share.units_of(count)
         tables = self.decoder.rope_tables(batch)
         flight = Flight(units, {"tokens": tokens.to(torch.int64).contiguous(), "kept": self._take("kept")})
         flight.tensors |= {f"batch{i}": tensor for i, tensor in enumerate(tensors_of(batch))}

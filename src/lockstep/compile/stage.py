@@ -283,5 +283,5 @@ def _pages_given(pages: Pages | None) -> list[Given]:
 
 def _key(name: str, what: Any, ops: Operators, dtype: torch.dtype, given: Sequence[Given]) -> Any:
     inputs = [[one.name, list(one.shape), str(one.dtype), one.differentiated] for one in given]
-    share = [ops.share.members, ops.share.index, ops.share.rest]
+    share = [ops.share.members, ops.share.index, ops.share.rest, ops.share.step]
     return [name, what, ops.numerics, ops.cut_as, share, str(dtype), inputs]

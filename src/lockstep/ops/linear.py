@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.device_class import BF16_CLASS, device_class
 from lockstep.ops.huge_pages import HugePages
 from lockstep.ops.raw.linear import panels as panels_of
 
@@ -71,12 +72,18 @@ def input_gradient(dy: Tensor, weight: Tensor, out_dtype: torch.dtype | None = N
 
 def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`: of an
-    even number of rows, to have the bits of one run in the device class whose bfloat16 chains go by pairs."""
+    number of rows that `rows_together` divides, to have the bits of one run."""
     panels = torch.ops.lockstep.pack_rows(x, x.dtype)
     if out is None:
         return torch.ops.lockstep.gemm_transposed(dy, panels, x.shape[1])
     torch.ops.lockstep.gemm_transposed_add(dy, panels, out)
     return out
+
+
+def rows_together(dtype: torch.dtype) -> int:
+    """Rows that a weight gradient's chain takes in one step: 2 of bfloat16 in the device class that multiplies them by
+    pairs (`csrc/steps.h`)."""
+    return 2 if dtype == torch.bfloat16 and device_class() == BF16_CLASS else 1
 
 
 def refuse_gradient(what: str, x: Tensor) -> None:

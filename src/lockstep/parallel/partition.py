@@ -36,6 +36,7 @@ class Partition:
     sequence_parallel: the rows of activations between cut products are shared out among the tensor-parallel ranks.
     shard_weights: the data-parallel ranks share out the weights that train (``store``). shared_head: the
     tensor-parallel ranks share out the rows of the output projection, and the first gets the logits (serving).
+    row_step: rows that context-parallel ranks leave together (`RowShare`).
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Partition:
         sequence_parallel: bool = False,
         shard_weights: bool = False,
         shared_head: bool = False,
+        row_step: int = 1,
     ) -> None:
         self.config, self.mesh, self.table, self.stages = config, mesh, table, stages
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
@@ -56,7 +58,7 @@ class Partition:
         self.experts = mesh["ep"] if mesh.shape.ep > 1 else None
         self.rows: RankRows | None = None
         if self.contexts is not None:
-            self.rows = RankRows(self.contexts)
+            self.rows = RankRows(self.contexts, row_step)
         elif sequence_parallel and mesh.shape.tp > 1:
             self.rows = RankRows(mesh["tp"])
         self._shared_head = shared_head and mesh.shape.tp > 1
@@ -74,9 +76,9 @@ class Partition:
         return sorted(layer for group in self.groups for layer in self.stages.layers[group])
 
     @property
-    def row_ranks(self) -> int:
-        """Ranks that share the rows of a micro-batch's activations."""
-        return 1 if self.rows is None else self.rows.axis.size
+    def row_unit(self) -> int:
+        """Rows in all for each step of rows that every rank has of a micro-batch's activations."""
+        return 1 if self.rows is None else self.rows.axis.size * self.rows.step
 
     @property
     def whole(self) -> bool:
@@ -97,7 +99,7 @@ class Partition:
         over = "over tp" if axis.size > 1 else ""
         rows: RankRows | RowNodes | None = self.rows
         if captured and self.rows is not None:
-            share = RowShare(self.rows.axis.size, self.rows.axis.index, rest)
+            share = RowShare(self.rows.axis.size, self.rows.axis.index, rest, self.rows.step)
             ops, rows = replace(ops, share=share), RowNodes(self.rows.axis.name, share)
         if self.contexts is None:
             found = cut_operators(ops, segments, segments // axis.size, add, over, rows)

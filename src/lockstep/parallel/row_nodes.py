@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lockstep.ops.row_share import RowShare
+from lockstep.ops.row_share import RowShare, row_shares
 from lockstep.parallel.collectives import Axis
 from lockstep.parallel.nodes import Message, adding, define, define_several, sum_into
 from lockstep.parallel.transport import Pending
-from lockstep.parallel.tree import spread
 
 RAW = torch.ops.lockstep_mesh
 
@@ -32,18 +31,19 @@ class RowNodes:
         return whole.narrow(0, first, count)
 
     def gather(self, own: Tensor) -> Tensor:
-        return self._done(RAW.gather_rows(own.contiguous(), self._whole(own), self.axis))
+        return self._done(RAW.gather_rows(own.contiguous(), self._whole(own), self.share.step, self.axis))
 
     def to_heads(self, own: Tensor) -> Tensor:
         count, heads = self._whole(own), own.shape[1] // self.share.members
-        return self._done(RAW.rows_to_heads(own.contiguous(), count, heads, self.axis))
+        return self._done(RAW.rows_to_heads(own.contiguous(), count, heads, self.share.step, self.axis))
 
     def to_rows(self, heads: Tensor) -> Tensor:
         count, width = self.share.run(len(heads))[1], heads.shape[1] * self.share.members
-        return self._done(RAW.heads_to_rows(heads.contiguous(), count, width, self.axis))
+        return self._done(RAW.heads_to_rows(heads.contiguous(), count, width, self.share.step, self.axis))
 
     def add(self, part: Tensor, dtype: torch.dtype) -> Tensor:
-        return self._done(RAW.add_rows(part.contiguous(), self.share.run(len(part))[1], dtype, self.axis))
+        count = self.share.run(len(part))[1]
+        return self._done(RAW.add_rows(part.contiguous(), count, dtype, self.share.step, self.axis))
 
     def total(self, part: Tensor) -> Tensor:
         return adding(self.axis)(part, part.dtype)
@@ -62,24 +62,24 @@ class RowNodes:
         return found
 
 
-def _gather_rows(axis: Axis, out: Tensor, own: Tensor, count: int) -> Message:
-    return _into_runs(axis, [own] * axis.size, out)
+def _gather_rows(axis: Axis, out: Tensor, own: Tensor, count: int, step: int) -> Message:
+    return _into_runs(axis, [own] * axis.size, out, step)
 
 
-def _rows_to_heads(axis: Axis, out: Tensor, own: Tensor, count: int, heads: int) -> Message:
-    return _into_runs(axis, own.split(heads, dim=1), out)
+def _rows_to_heads(axis: Axis, out: Tensor, own: Tensor, count: int, heads: int, step: int) -> Message:
+    return _into_runs(axis, own.split(heads, dim=1), out, step)
 
 
-def _into_runs(axis: Axis, outgoing: Sequence[Tensor], out: Tensor) -> Message:
+def _into_runs(axis: Axis, outgoing: Sequence[Tensor], out: Tensor, step: int) -> Message:
     """out takes every member's rows; outgoing: what each is sent."""
-    runs = out.split(_shares(len(out), axis))
+    runs = out.split(row_shares(len(out), axis.size, step))
     runs[axis.index].copy_(outgoing[axis.index])
     pending = axis.begin_exchange(outgoing, runs)
     return Message(lambda: _arrive(pending))
 
 
-def _heads_to_rows(axis: Axis, out: Tensor, heads: Tensor, count: int, width: int) -> Message:
-    outgoing = heads.split(_shares(len(heads), axis))
+def _heads_to_rows(axis: Axis, out: Tensor, heads: Tensor, count: int, width: int, step: int) -> Message:
+    outgoing = heads.split(row_shares(len(heads), axis.size, step))
     places = out.split(heads.shape[1], dim=1)
     incoming = [torch.empty_like(outgoing[axis.index]) for _ in places]
     pending = axis.begin_exchange(outgoing, incoming)
@@ -94,14 +94,14 @@ def _heads_to_rows(axis: Axis, out: Tensor, heads: Tensor, count: int, width: in
     return Message(end)
 
 
-def _add_rows(axis: Axis, out: Tensor, part: Tensor, count: int, dtype: torch.dtype) -> Message:
-    return sum_into(axis.begin_add_part(part.split(_shares(len(part), axis)), dtype), [out])
+def _add_rows(axis: Axis, out: Tensor, part: Tensor, count: int, dtype: torch.dtype, step: int) -> Message:
+    return sum_into(axis.begin_add_part(part.split(row_shares(len(part), axis.size, step)), dtype), [out])
 
 
 def _add_rows_of_several(
-    axis: Axis, outs: Sequence[Tensor], parts: Sequence[Tensor], count: int, dtype: torch.dtype
+    axis: Axis, outs: Sequence[Tensor], parts: Sequence[Tensor], count: int, dtype: torch.dtype, step: int
 ) -> Message:
-    runs = zip(*(part.split(_shares(len(part), axis)) for part in parts), strict=True)
+    runs = zip(*(part.split(row_shares(len(part), axis.size, step)) for part in parts), strict=True)
     sent = [torch.cat([run.reshape(-1) for run in member]) for member in runs]
     return sum_into(axis.begin_add_part(sent, dtype), outs)
 
@@ -121,29 +121,32 @@ def _hand_on(axis: Axis, out: Tensor, value: Tensor) -> Message:
     return Message(lambda: _arrive(pending))
 
 
-def _shares(count: int, axis: Axis) -> list[int]:
-    return [len(run) for run in spread(count, axis.size)]
-
-
 def _arrive(pending: Sequence[Pending]) -> None:
     for work in pending:
         work.wait()
 
 
-def _own_rows(part: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+def _own_rows(part: Tensor, count: int, dtype: torch.dtype, step: int) -> Tensor:
     return part.new_empty(count, *part.shape[1:], dtype=dtype)
 
 
-define("gather_rows", "Tensor own, int count", lambda own, n: own.new_empty(n, *own.shape[1:]), _gather_rows)
 define(
-    "rows_to_heads", "Tensor own, int count, int heads",
-    lambda own, n, heads: own.new_empty(n, heads, *own.shape[2:]), _rows_to_heads,
+    "gather_rows",
+    "Tensor own, int count, int step",
+    lambda own, n, step: own.new_empty(n, *own.shape[1:]),
+    _gather_rows,
+)
+define(
+    "rows_to_heads", "Tensor own, int count, int heads, int step",
+    lambda own, n, heads, step: own.new_empty(n, heads, *own.shape[2:]), _rows_to_heads,
 )  # fmt: skip
 define(
-    "heads_to_rows", "Tensor heads, int count, int width",
-    lambda heads, n, width: heads.new_empty(n, width, *heads.shape[2:]), _heads_to_rows,
+    "heads_to_rows", "Tensor heads, int count, int width, int step",
+    lambda heads, n, width, step: heads.new_empty(n, width, *heads.shape[2:]), _heads_to_rows,
 )  # fmt: skip
-define("add_rows", "Tensor part, int count, ScalarType dtype", _own_rows, _add_rows)
-define_several("add_rows_coalesced", "int count, ScalarType dtype", _own_rows, _add_rows_of_several, "add_rows")
+define("add_rows", "Tensor part, int count, ScalarType dtype, int step", _own_rows, _add_rows)
+define_several(
+    "add_rows_coalesced", "int count, ScalarType dtype, int step", _own_rows, _add_rows_of_several, "add_rows"
+)
 define("take_over", "int[] shape", lambda shape: torch.empty(shape), _take_over)
 define("hand_on", "Tensor value", torch.empty_like, _hand_on)

@@ -7,28 +7,28 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lockstep.ops.row_share import row_shares
 from lockstep.parallel.collectives import Axis
-from lockstep.parallel.tree import spread
 
 
 class RankRows:
     """`lockstep.ops.row_shards.Rows` over an axis: a rank has a run of nearly equal length, the first the longer ones.
 
     A share does not tell how many rows there are in all, so whoever goes through micro-batches of different lengths
-    says with `begin` which one comes, before its forward and before its backward.
+    says with `begin` which one comes, before its forward and before its backward. step: rows that stay together.
     """
 
-    def __init__(self, axis: Axis) -> None:
-        self.axis = axis
+    def __init__(self, axis: Axis, step: int = 1) -> None:
+        self.axis, self.step = axis, step
         self._shares: list[int] = []
 
     def begin(self, count: int) -> None:
         """What comes now is about a micro-batch of so many rows."""
-        self._shares = [len(run) for run in spread(count, self.axis.size)]
+        self._shares = row_shares(count, self.axis.size, self.step)
 
     def share(self, count: int) -> int:
         """Of so many rows, how many are this rank's."""
-        return len(spread(count, self.axis.size)[self.axis.index])
+        return row_shares(count, self.axis.size, self.step)[self.axis.index]
 
     def own(self, whole: Tensor) -> Tensor:
         return whole.split(self._shares)[self.axis.index]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
+
 from lockstep.config import Config, ModelConfig
 from lockstep.config.parallel import ParallelConfig
-from lockstep.errors import LockstepError, NotRunError
+from lockstep.errors import LockstepError
 from lockstep.memory.layers import LayerPolicy
-from lockstep.ops.device_class import BF16_CLASS, device_class
+from lockstep.ops.linear import rows_together
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
@@ -20,7 +22,6 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
     """
     parallel = config.parallel
     check_layout(config, shape)
-    _check_pairs_of_rows(config)
     asked = MeshShape.of(parallel)
     asked.check_world(mesh.shape.size)
     if asked != mesh.shape:
@@ -31,19 +32,8 @@ def partition(config: Config, shape: ModelConfig, mesh: Mesh) -> Partition | Non
         return None
     table, stages = pipeline_of(config, shape, mesh["dp"].index)
     rows, weights = parallel.sequence_parallel, parallel.fsdp > 2
-    return Partition(shape, mesh, table, stages, sequence_parallel=rows, shard_weights=weights)
-
-
-def _check_pairs_of_rows(config: Config) -> None:
-    """Refuse context parallelism where a weight's gradient goes by pairs of rows (`ops/csrc/steps.h`): a rank's run of
-    them may begin between the two of a pair, and then its bits are not those of one process."""
-    train, cp = config.train, config.parallel.cp
-    if cp > 1 and train.dtype == "bfloat16" and train.numerics == "bitwise" and device_class() == BF16_CLASS:
-        raise NotRunError(
-            f"parallel.cp is {cp}: on this processor ({BF16_CLASS}) gradients in bfloat16 go by pairs of rows, and a "
-            "rank's share may begin in the middle of one. Set parallel.cp to 1 or train.dtype to float32, or keep the "
-            "processor in class cpu-fma with ATEN_CPU_CAPABILITY=avx2 in the environment"
-        )
+    step = rows_together(getattr(torch, config.train.dtype))
+    return Partition(shape, mesh, table, stages, sequence_parallel=rows, shard_weights=weights, row_step=step)
 
 
 def layer_policy(parallel: ParallelConfig, stage: int) -> LayerPolicy:

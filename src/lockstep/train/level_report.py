@@ -136,8 +136,8 @@ def _groups(compiler: Compiler, config: Config, part: Partition | None, decoder:
 
 
 def _units(config: Config, part: Partition | None) -> tuple[int, int]:
-    """The largest micro-batch's rows for each rank that shares them, and what is left over."""
-    return divmod(config.train.micro_batch * config.data.seq_len, 1 if part is None else part.row_ranks)
+    """The largest micro-batch's rows for each rank that shares them (steps of them), and what is left over."""
+    return divmod(config.train.micro_batch * config.data.seq_len, 1 if part is None else part.row_unit)
 
 
 def _recipes(group: GroupPrograms) -> dict[str, list[Recipe]]:

@@ -127,13 +127,12 @@ class LevelOnMesh:
 
     def _programs(self, compiler: Compiler) -> None:
         mesh, part = self.mesh, self.part
-        members = part.row_ranks
-        placer = Placer(self.rows // members)
+        placer = Placer(self.rows // part.row_unit)
         axes = {name: Group(mesh[name]) for name in ("tp", "cp", "ep") if mesh[name].size > 1}
-        kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(members)]
+        kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(part.row_unit)]
         if compiler.level == "O1" or self.offload is not None:
             calls = [self._blocks(compiler, ops, placer, axes) for ops in kinds]
-            call: BlockCall = calls[0] if members == 1 else partial(_by_rest, calls)
+            call: BlockCall = calls[0] if len(calls) == 1 else partial(_by_rest, calls)
             call = call if self.offload is None else self.offload.calling(call)
             self.pipeline.call = call if part.store is None else part.store.calling(call)
             if compiler.level == "O2":
