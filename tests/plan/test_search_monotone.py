@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lockstep.errors import LockstepError
-from lockstep.plan import Cluster, Plan, load_cluster, search
+from lockstep.plan import Batch, Cluster, Coefficients, Layout, Plan, load_cluster, search
+from lockstep.plan import evaluate as evaluate_module
+from lockstep.plan.evaluate import FINALISTS, evaluate
+from lockstep.plan.named_shape import model_shape
 
 MODEL = {"layers": 12, "hidden": 1024, "heads": 16, "kv_heads": 4, "intermediate": 2816, "vocab": 32000, "gated": True}
 ASKED = {"seq": 2048, "global_batch_tokens": 1 << 16}
@@ -30,6 +34,22 @@ def with_device(**changes: float) -> Cluster:
 def test_the_same_answer_every_time() -> None:
     again = [search(MODEL, of_memory(6), top=10, **ASKED) for _ in range(2)]
     assert again[0] == again[1]
+
+
+def test_candidates_that_are_left_out_are_none_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all made to fit, and not only those that may be among the best, the finalists are the same."""
+
+    def finalists() -> list[tuple[Layout, float, float]]:
+        found = evaluate(model_shape(MODEL), of_memory(8), Batch(32, 2048), {}, Coefficients())
+        seconds = np.where(found.memory <= of_memory(8).device.capacity, found.seconds, np.inf)
+        order = np.argsort(seconds, kind="stable")[:FINALISTS]
+        return [(found.layout(int(i)), float(found.seconds[i]), float(found.memory[i])) for i in order]
+
+    monkeypatch.setattr(evaluate_module, "_AT_ONCE", 128)
+    some = finalists()
+    monkeypatch.setattr(evaluate_module, "FINALISTS", 10**5)
+    assert finalists() == some
+    assert any(layout.recompute_layers for layout, *_ in some)
 
 
 def test_more_memory_is_never_slower() -> None:

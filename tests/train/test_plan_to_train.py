@@ -19,7 +19,8 @@ from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.transport import NoTransport
 from lockstep.plan import Coefficients, Layout, Plan, load_cluster, load_plan, model_shape, predict
-from lockstep.plan.search import evaluate, make_batch
+from lockstep.plan.evaluate import evaluate
+from lockstep.plan.search import make_batch
 from lockstep.train import Trainer, speed
 from lockstep.train.layout import partition
 from lockstep.train.planned import planned

@@ -9,7 +9,8 @@ from typing import Any
 
 from lockstep.errors import LockstepError
 from lockstep.given import instance, number, whole
-from lockstep.parallel.schedules import Table, schedule
+from lockstep.parallel.schedules import Table
+from lockstep.plan.refine import table_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class BalanceProblem:
     @cached_property
     def table(self) -> Table:
         """The schedule's table, with which memory is counted and the result is simulated."""
-        return schedule(self.schedule, self.stages, self.micro_batches, chunks=self.chunks)
+        return table_of(self.schedule, self.stages, self.micro_batches, self.chunks)
 
     @cached_property
     def in_flight(self) -> list[list[tuple[int, ...]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,63 +81,63 @@ class Columns:
         """The rows that ``index`` (positions or a mask) selects."""
         return Columns(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
 
-    @property
+    @cached_property
     def tokens(self) -> Column:
         """Tokens of one micro-batch on one rank."""
         return self.micro_batch * self.seq / self.cp
 
-    @property
+    @cached_property
     def ours(self) -> NDArray[np.bool_]:
         """Whether parallelism is as this system's trainer runs it."""
         return self.mixed == 0
 
-    @property
+    @cached_property
     def sharing(self) -> Column:
         """Ranks that share out the optimizer, gradients and weights: those of cp too, but not in this system."""
         return self.dp * np.where(self.ours, 1.0, self.cp)
 
-    @property
+    @cached_property
     def head_tokens(self) -> Column:
         """Tokens of one micro-batch whose loss a rank computes: in this system all, on every rank of cp."""
         return self.tokens * np.where(self.ours, self.cp, 1.0)
 
-    @property
+    @cached_property
     def vocab_ranks(self) -> Column:
         """Tensor ranks that embedding and head are cut over: this system has them whole on every one."""
         return np.where(self.ours, 1.0, self.tp)
 
-    @property
+    @cached_property
     def group_size(self) -> Column:
         """Micro-batches of a canonical group."""
         each = self.micro_batches * self.dp
         return np.where(self.gradient_groups > 0, each / np.maximum(self.gradient_groups, 1.0), 1.0)
 
-    @property
+    @cached_property
     def folded(self) -> NDArray[np.bool_]:
         """Whether the schedule places its stages in a V: the first device has the last layers too."""
         return np.isin(self.schedule, [SCHEDULES.index(name) for name in TWO_CHUNKS])
 
-    @property
+    @cached_property
     def full(self) -> Column:
         """Fraction of a stage's layers whose activations are recomputed from the layer's input."""
         return np.where(self.recompute == 2, 1.0, np.minimum(1.0, self.recompute_layers / self.slow_layers))
 
-    @property
+    @cached_property
     def query(self) -> Column:
         """Width of all query heads."""
         return self.heads * self.head_dim
 
-    @property
+    @cached_property
     def keys(self) -> Column:
         """Width of all key heads."""
         return self.kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def values(self) -> Column:
         """Width of all value heads."""
         return self.kv_heads * self.value_dim
 
-    @property
+    @cached_property
     def core(self) -> Column:
         """Width of what attention puts out, all heads."""
         return self.heads * self.value_dim

@@ -21,7 +21,7 @@ from lockstep.plan.steptime import StepTime, step_time
 
 _STEADY = 4
 """After this many rounds of micro-batches per stage a pipeline has been as full as it gets."""
-_REPEATS = ("1f1b", "zb-h1", "zb-v", "v-half", "v-min")
+_REPEATS = ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-v", "v-half", "v-min", "dualpipe-v")
 
 
 def stage_columns(shape: ModelShape, layout: Layout, batch: Batch) -> Columns:

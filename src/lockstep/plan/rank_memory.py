@@ -37,7 +37,7 @@ from lockstep.plan.memory import (
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.refine import layers_of_chunks, table_of
 from lockstep.plan.shape import ModelShape
-from lockstep.plan.simulate import held
+from lockstep.plan.simulate import held_by_chunks
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Walk:
         self.full = [each * n + head * (g == self.ends) for n, g in mine_and_head]
         # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
         self.late = [later * n + self.words * ((g == self.ends) + (g == 0)) for n, g in mine_and_head]
-        self.activations = held(table, stage, m_b=[self.full] * table.stages, m_w=[self.late] * table.stages)
+        self.activations = held_by_chunks(table, stage, self.full, self.late)
         self.copies, self.layer = float(unit_copies(mine)[0]), float(unit_bytes(mine)[0][0])
         self.gradient = self._spread(gradient, layers[stage])
         self.waiting: list[float] = waiting_sums(mine, np.arange(table.micro_batches + 1.0)).tolist()

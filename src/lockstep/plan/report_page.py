@@ -10,11 +10,11 @@ import numpy as np
 
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients
+from lockstep.plan.evaluate import Evaluated, evaluate
 from lockstep.plan.layout import Layout
 from lockstep.plan.per_stage import plan_simulation
 from lockstep.plan.pins import Pins
 from lockstep.plan.planfile import Plan
-from lockstep.plan.search import Evaluated, evaluate
 from lockstep.plan.timeline import save_timeline, timeline_html
 
 _WIDTH, _HEIGHT, _EDGE = 900, 360, 60

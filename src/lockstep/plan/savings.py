@@ -22,33 +22,47 @@ Table = dict[str, Column]
 def with_savings(
     table: Table, shape: ModelShape, cluster: Cluster, batch: Batch, factors: Coefficients, pins: Pins
 ) -> Table:
-    """The candidates, those that do not fit once with recomputation alone and once with offload first.
+    """The candidates, those that do not fit once with recomputation alone and, behind all, once with offload first.
 
     Pinned ``recompute``, ``recompute_layers`` and ``offload_layers`` are left as they are.
     """
-    none = {**table, "offload_layers": np.zeros(len(table["pp"])), "recompute_layers": np.zeros(len(table["pp"]))}
-    fixed = {name: float(pins[name]) for name in ("offload_layers", "recompute_layers") if name in pins}
-    none.update({name: none[name] + value for name, value in fixed.items()})
-    recomputed = _recompute(none, shape, batch, cluster.device.capacity, pins)
-    if fixed or "recompute" in pins:
-        return recomputed
-    hidden = {**none, "offload_layers": _offload(none, shape, batch, cluster, factors)}
-    away = _recompute(hidden, shape, batch, cluster.device.capacity, pins)
-    useful = away["offload_layers"] > 0
-    return {name: np.concatenate([column, away[name][useful]]) for name, column in recomputed.items()}
-
-
-def _offload(table: Table, shape: ModelShape, batch: Batch, cluster: Cluster, factors: Coefficients) -> Column:
-    """Layers per stage to offload: as many as needed; they must hide behind the forward and have room in the host."""
+    table, capacity = as_they_are(table, pins), cluster.device.capacity
+    if "recompute" in pins or "recompute_layers" in pins:
+        return table
     rows = columns(shape, table, batch)
-    one = memory(columns(shape, {**table, "offload_layers": 1 + 0 * rows.pp}, batch)).total
+    tight = np.flatnonzero((memory(rows).total > capacity) & (rows.recompute != 2))
+    some = _part(table, tight)
+    counts = table["recompute_layers"].copy()
+    counts[tight] = _recomputed(rows.take(tight), capacity)
+    recomputed = {**table, "recompute_layers": counts}
+    if "offload_layers" in pins:
+        return recomputed
+    some["offload_layers"] = _offloaded(rows.take(tight), cluster, factors)
+    away = _part(some, some["offload_layers"] > 0)
+    away["recompute_layers"] = _recomputed(columns(shape, away, batch), capacity)
+    return {name: np.concatenate([column, away[name]]) for name, column in recomputed.items()}
+
+
+def as_they_are(table: Table, pins: Pins) -> Table:
+    """The candidates with what is pinned, and nothing else, recomputed and offloaded."""
+    fixed = {name: float(pins.get(name, 0)) for name in ("offload_layers", "recompute_layers")}
+    return table | {name: np.full(len(table["pp"]), value) for name, value in fixed.items()}
+
+
+def _part(table: Table, index: NDArray[np.int_] | NDArray[np.bool_]) -> Table:
+    return {name: column[index] for name, column in table.items()}
+
+
+def _offloaded(rows: Columns, cluster: Cluster, factors: Coefficients) -> Column:
+    """Layers per stage to offload of rows that do not fit: as many as needed; they must hide behind the forward and
+    have room in the host."""
+    one = memory(replace(rows, offload_layers=1 + 0 * rows.pp)).total
     # Linear in the number, but for the last two layers, of which as many move at once.
     most = np.maximum(1.0, rows.slow_layers - 2)
-    least = memory(columns(shape, {**table, "offload_layers": most}, batch)).total
+    least = memory(replace(rows, offload_layers=most)).total
     per_layer = np.maximum((one - least) / np.maximum(most - 1, 1), 1.0)
     needed = 1 + np.maximum(0.0, np.ceil((one - cluster.device.capacity) / per_layer))
-    count = np.minimum(np.minimum(needed, worth_offloading(rows, cluster, factors)), rows.slow_layers)
-    return np.where((memory(rows).total > cluster.device.capacity) & (rows.recompute != 2), count, 0.0)
+    return np.minimum(np.minimum(needed, worth_offloading(rows, cluster, factors)), rows.slow_layers)
 
 
 def worth_offloading(rows: Columns, cluster: Cluster, factors: Coefficients) -> Column:
@@ -62,17 +76,14 @@ def worth_offloading(rows: Columns, cluster: Cluster, factors: Coefficients) -> 
     return np.minimum(count, room)
 
 
-def _recompute(table: Table, shape: ModelShape, batch: Batch, capacity: float, pins: Pins) -> Table:
-    """The table with the fewest layers per stage recomputed fully that make a row fit (0 where it fits or cannot)."""
-    if "recompute" in pins or "recompute_layers" in pins:
-        return table
-    rows = columns(shape, table, batch)
-    rest = rows.slow_layers - table["offload_layers"]
-    full = memory(rows).total > capacity
-    asks = np.flatnonzero(full & (rest > 1) & (rows.recompute != 2))
+def _recomputed(rows: Columns, capacity: float) -> Column:
+    """The fewest layers per stage, but one, that make each row fit when they are recomputed fully; 0 where it fits
+    without, or cannot."""
+    rest = rows.slow_layers - rows.offload_layers
     counts = np.zeros(len(rows))
+    asks = np.flatnonzero((rest > 1) & ~_fits(rows, counts, capacity))
     counts[asks] = _fewest(rows.take(asks), rest[asks] - 1, capacity)
-    return {**table, "recompute_layers": counts}
+    return counts
 
 
 def _fewest(rows: Columns, most: Column, capacity: float) -> Column:
@@ -80,16 +91,17 @@ def _fewest(rows: Columns, most: Column, capacity: float) -> Column:
 
     Each layer more takes less memory, but for the last few beside offload, where there is less to do meanwhile.
     """
-    high = most.copy()
+    high = np.zeros(len(rows))
     for fewer in (0.0, 1.0, 2.0, 3.0):
-        tried = np.maximum(1.0, most - fewer)
-        high = np.where(_fits(rows, high, capacity), high, tried)
-    possible, low = _fits(rows, high, capacity), np.ones(len(rows))
-    while (low < high).any():
-        middle = np.floor((low + high) / 2)
-        fits = _fits(rows, middle, capacity)
-        low, high = np.where(fits, low, np.minimum(middle + 1, high)), np.where(fits, middle, high)
-    return np.where(possible, high, 0.0)
+        left = np.flatnonzero(high == 0)
+        tried = np.maximum(1.0, most[left] - fewer)
+        high[left] = np.where(_fits(rows.take(left), tried, capacity), tried, 0.0)
+    low = np.minimum(high, 1.0)
+    while len(left := np.flatnonzero(low < high)):
+        middle = np.floor((low[left] + high[left]) / 2)
+        fits = _fits(rows.take(left), middle, capacity)
+        low[left], high[left] = np.where(fits, low[left], middle + 1), np.where(fits, middle, high[left])
+    return high
 
 
 def _fits(rows: Columns, recomputed: Column, capacity: float) -> NDArray[np.bool_]:

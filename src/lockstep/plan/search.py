@@ -1,4 +1,4 @@
-"""The search: every candidate by closed form, the best hundred refined and simulated, the best few as plans."""
+"""The search: of all candidates the best hundred refined and simulated, the best few of these as plans."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
 from lockstep.given import whole
 from lockstep.plan.buckets import in_buckets
-from lockstep.plan.candidates import candidates
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients, checked
-from lockstep.plan.columns import Column, Columns, columns, layout_columns
+from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.evaluate import BY_STAGE_PINS, FINALISTS, Evaluated, evaluate
 from lockstep.plan.infeasible import cannot_hold
-from lockstep.plan.layout import MOST_TOKENS, RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
+from lockstep.plan.layout import MOST_TOKENS, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.per_stage import as_full, stage_memory, stages_step_time
@@ -28,14 +28,10 @@ from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_stages
 from lockstep.plan.refine import layers_of_chunks, simulated_bubble, simulation_cost, uneven
-from lockstep.plan.savings import with_savings
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
 
-_ROOMY = 0.9
-"""Of the capacity: what counts as less by closed form should fit at every step, and is walked all the same."""
-_FINALISTS = 100
 _BY_STAGE = 6
 """Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
 _SIMULATED_STEPS = 40_000
@@ -59,10 +55,35 @@ def search(
     ``Layout``'s fields that must not change, such as ``{"tp": 8}``. Raises LockstepError when nothing factors, or when
     no layout fits in memory (with what would).
     """
+    top = whole(top, "search: top")
+    fitting = plans_that_fit(
+        model,
+        cluster,
+        seq=seq,
+        global_batch_tokens=global_batch_tokens,
+        pins=pins,
+        coefficients=coefficients,
+        dtype=dtype,
+    )
+    plans = list(islice(fitting, top))
+    return [plans[0], *(compared(plan, plans[0]) for plan in plans[1:])]
+
+
+def plans_that_fit(
+    model: str | Path | Mapping[str, Any] | ModelShape,
+    cluster: str | Cluster,
+    *,
+    seq: int,
+    global_batch_tokens: int,
+    pins: Pins | None = None,
+    coefficients: Coefficients | None = None,
+    dtype: str = "bf16",
+) -> Iterator[Plan]:
+    """The finalists of ``search`` that fit, fastest first, each walked through its schedule when it is asked for; at
+    least one. Raises as ``search`` does."""
     shape, place, factors = model_shape(model), cluster_of(cluster), checked(coefficients)
     check_dtype(place, dtype)
     batch = make_batch(global_batch_tokens, seq)
-    top = whole(top, "search: top")
     pins = check_pins(pins or {}, shape, place, batch)
     found = evaluate(shape, place, batch, pins, factors, dtype)
     fitting = found.memory <= place.device.capacity
@@ -71,15 +92,15 @@ def search(
         raise LockstepError(cannot_hold(shape, place, batch, pins, found.layout(row), float(found.memory[row])))
     # Where each of the finalists takes too much at some step of its schedule, others stay below what was counted.
     asked, plain = _Asked(shape, place, batch, factors, dtype, pins), fitting & ~found.split
-    for allowed in (fitting, plain, plain & (found.memory <= _ROOMY * place.device.capacity)):
-        if best := _best(asked, found, allowed, top):
-            break
-    if not best:
-        leanest = _with_lists(found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf)))), pins)
-        needed = max(stage_memory(shape, leanest, batch, stage).peak for stage in range(leanest.pp))
-        raise LockstepError(cannot_hold(shape, place, batch, pins, leanest, needed))
-    plans = [Plan(shape, place.name, batch, layout, prediction) for layout, prediction in best]
-    return [plans[0], *(compared(plan, plans[0]) for plan in plans[1:])]
+    for allowed in (fitting, plain, found.surely_fits(place)):
+        plans = (Plan(shape, place.name, batch, *pair) for pair in _best(asked, found, allowed))
+        if first := next(plans, None):
+            yield first
+            yield from plans
+            return
+    leanest = _with_lists(found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf)))), pins)
+    needed = max(stage_memory(shape, leanest, batch, stage).peak for stage in range(leanest.pp))
+    raise LockstepError(cannot_hold(shape, place, batch, pins, leanest, needed))
 
 
 @dataclass(frozen=True)
@@ -92,50 +113,6 @@ class _Asked:
     factors: Coefficients
     dtype: str
     pins: Pins
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """All candidates by closed form: bytes on the fullest rank and seconds per step, shape ``[rows]``."""
-
-    table: dict[str, Column]
-    memory: Column
-    seconds: Column
-    layers_per_stage: tuple[int, ...] = ()
-
-    @property
-    def split(self) -> NDArray[np.bool_]:
-        """Whether the backward is in two steps."""
-        codes = [SCHEDULES.index(name) for name in SPLIT]
-        return np.isin(self.table["schedule"], codes) & (self.table["pp"] > 1)
-
-    def layout(self, row: int) -> Layout:
-        """One candidate as a value."""
-        whole: dict[str, Any] = {name: int(column[row]) for name, column in self.table.items() if name in _OF_LAYOUT}
-        whole["schedule"] = SCHEDULES[whole["schedule"]]
-        whole["recompute"] = RECOMPUTE[whole["recompute"]]
-        whole["sequence_parallel"] = bool(whole["sequence_parallel"])
-        return Layout(**whole, layers_per_stage=self.layers_per_stage)
-
-
-_OF_LAYOUT = {field.name for field in fields(Layout)}
-
-
-def evaluate(
-    shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None, factors: Coefficients, dtype: str = "bf16"
-) -> Evaluated:
-    """Every candidate, whether it fits in memory or not. Where numbers are pinned stage by stage, with the largest: the
-    most that is saved, in the most time."""
-    fixed = check_pins(pins or {}, shape, cluster, batch)
-    table = candidates(shape, cluster, batch, fixed)
-    most = {name: max(fixed[key]) for key, name in _BY_STAGE_PINS.items() if key in fixed}
-    table = with_savings(table, shape, cluster, batch, factors, fixed | most)
-    rows = columns(shape, table, batch)
-    cut = fixed.get("layers_per_stage", ())
-    return Evaluated(table, memory(rows).total, step_time(rows, cluster, factors, dtype).step, cut)
-
-
-_BY_STAGE_PINS = {"recompute_per_stage": "recompute_layers", "offload_per_stage": "offload_layers"}
 
 
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:
@@ -151,19 +128,19 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     return Batch(global_batch_tokens // seq, seq)
 
 
-def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_], top: int) -> list[tuple[Layout, Prediction]]:
-    """The best few of the candidates that are allowed, fastest first."""
+def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_]) -> Iterator[tuple[Layout, Prediction]]:
+    """The best of the candidates that are allowed, fastest first."""
     seconds = np.where(allowed, found.seconds, np.inf)
-    order = np.argsort(seconds, kind="stable")[:_FINALISTS]
+    order = np.argsort(seconds, kind="stable")[:FINALISTS]
     finalists = [found.layout(int(i)) for i in order if np.isfinite(seconds[i])]
     if not finalists:
-        return []
+        return iter(())
     ranked, cramped = _refine(asked, finalists)
-    if any(key in asked.pins for key in _BY_STAGE_PINS):
+    if any(key in asked.pins for key in BY_STAGE_PINS):
         ranked = _as_pinned(asked, ranked)
     else:
         ranked = _by_stage(asked, ranked, cramped)
-    return list(islice(_that_fit(asked, ranked), min(top, len(ranked))))
+    return _that_fit(asked, ranked)
 
 
 def _that_fit(asked: _Asked, ranked: list[tuple[Layout, Prediction]]) -> Iterator[tuple[Layout, Prediction]]:
@@ -217,7 +194,7 @@ def _refine(asked: _Asked, finalists: list[Layout]) -> tuple[list[tuple[Layout, 
 def _with_lists(layout: Layout, pins: Pins) -> Layout:
     """The layout with what is pinned stage by stage, instead of the same number on all."""
     changes: dict[str, Any] = {}
-    for key, name in _BY_STAGE_PINS.items():
+    for key, name in BY_STAGE_PINS.items():
         changes |= {key: pins[key], name: 0} if key in pins else {}
     return replace(layout, **changes)
 

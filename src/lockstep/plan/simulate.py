@@ -121,7 +121,11 @@ def simulate(
 def held(table: Table, device: int, m_b: PerStage = 1.0, m_w: PerStage | None = None) -> NDArray[np.float64]:
     """Activations that ``device`` holds while each of its steps runs."""
     full = _memory(table, m_b, "m_b")[device]
-    late = full if m_w is None else _memory(table, m_w, "m_w")[device]
+    return held_by_chunks(table, device, full, full if m_w is None else _memory(table, m_w, "m_w")[device])
+
+
+def held_by_chunks(table: Table, device: int, full: list[float], late: list[float]) -> NDArray[np.float64]:
+    """The same of one device, of each chunk of which a forward adds ``full`` and B leaves ``late``."""
     added, freed = [], []
     for step in table.rows[device]:
         added.append(full[step.chunk] if step.kind == "F" else 0.0)

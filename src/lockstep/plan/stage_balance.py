@@ -29,7 +29,7 @@ from lockstep.plan.memory import (
     state_bytes,
     working_bytes,
 )
-from lockstep.plan.per_stage import own_seconds, stage_columns, stage_memory, stages_step_time
+from lockstep.plan.per_stage import as_full, own_seconds, stage_columns, stage_memory, stages_step_time
 from lockstep.plan.pins import Pins
 from lockstep.plan.refine import simulated_micro_batches
 from lockstep.plan.savings import worth_offloading
@@ -61,12 +61,13 @@ def balanced(
     None where no cut that was tried fits, or where the schedule is too long to walk.
     """
     base = plain(layout)
-    if 3 * base.pp * base.micro_batches(batch) > _STEPS:
+    short = as_full(base, batch)
+    if 3 * base.pp * base.micro_batches(short) > _STEPS:
         return None
     known: _Known = {}
 
     def timed(cut: tuple[int, ...]) -> _Timed | None:
-        settled = _settled(shape, replace(base, layers_per_stage=cut), batch, cluster, factors, pins, known)
+        settled = _settled(shape, replace(base, layers_per_stage=cut), short, cluster, factors, pins, known)
         if settled is None:
             return None
         return float(stages_step_time(shape, settled, batch, cluster, factors, dtype).step[0]), settled

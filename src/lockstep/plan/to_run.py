@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lockstep.plan.layout import Layout
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.pins import Pins
 from lockstep.plan.planfile import Plan, check_model
-from lockstep.plan.search import compared, search
+from lockstep.plan.search import compared, plans_that_fit, search
 from lockstep.plan.shape import ModelShape
 
 
@@ -133,10 +134,10 @@ def search_to_run(
         return Found(best)
     simpler = {**_simpler(shape, run), **(pins or {})}
     try:
-        more = search(shape, cluster, pins=simpler, top=_LOOKED_AT, **asked)
+        more = islice(plans_that_fit(shape, cluster, pins=simpler, **asked), _LOOKED_AT)
+        runs = list(islice((plan for plan in more if not refused(plan, run)), top))
     except LockstepError:
-        more = []
-    runs = [plan for plan in more if not refused(plan, run)][:top]
+        runs = []
     why = reasons[0]
     if not runs:
         return Found(best, why)

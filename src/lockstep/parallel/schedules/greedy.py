@@ -60,6 +60,7 @@ class _Builder:
         self.took = [{"F": device.f, "B": device.b, "W": device.w} for device in devices]
         self.change = {"F": 1.0, "B": m_w - 1.0, "W": -m_w}
         self.most_idle = 0.0
+        self.mattered = Choice(*(not yes for yes in choice))  # of a boolean that is True, whether it changed anything
 
     def build(self) -> None:
         self.first_round()
@@ -112,7 +113,10 @@ class _Builder:
         """How many forwards fit before the first gradient comes in, and when they would end."""
         count, free, held = 0, device.now, device.held
         while 1 + count < self.micro_batches and held + 1 <= device.cap * (1 + SLACK):
-            if free + device.f > gradient if self.choice.wait_for_first_gradient else free >= gradient:
+            if free >= gradient:
+                break
+            if self.choice.wait_for_first_gradient and free + device.f > gradient:
+                self.mattered = self.mattered._replace(wait_for_first_gradient=True)
                 break
             count, free, held = count + 1, free + device.f, held + 1
         return count, free
@@ -136,11 +140,13 @@ class _Builder:
         if not self.choice.prefer_backward or below is None or device.done("F") < below.done("F") + 2:
             return True
         gradient = below.now + below.f + below.b + self.comm  # earliest arrival of the next gradient
-        if device.now >= gradient:
-            return False
-        if device.now + device.f + self.room_weights(device) * device.w <= gradient:
-            return True
-        return gradient - device.now > self.most_idle - device.idle
+        if device.now < gradient:
+            if device.now + device.f + self.room_weights(device) * device.w <= gradient:
+                return True
+            if gradient - device.now > self.most_idle - device.idle:
+                return True
+        self.mattered = self.mattered._replace(prefer_backward=True)
+        return False
 
     def room_weights(self, device: _Device) -> int:
         """How many pending weight gradients must be done before another forward fits."""
@@ -173,9 +179,11 @@ class _Builder:
             self.put(s, "W")
         gap = until - device.now
         if device.weights_pending and gap > 0:
-            affordable = gap <= self.most_idle - device.idle
-            if self.choice.fill_small_gaps or not affordable:
-                self.put(s, "W")
+            if gap <= self.most_idle - device.idle:
+                self.mattered = self.mattered._replace(fill_small_gaps=True)
+                if not self.choice.fill_small_gaps:
+                    return
+            self.put(s, "W")
 
 
 def greedy(
@@ -188,12 +196,18 @@ def greedy(
     """
     f, b, w = (tuple(row[0] for row in rows) for rows in times.grids(stages, 1))
     best: tuple[float, list[_Device]] | None = None
+    tried: list[tuple[Choice, Choice]] = []
     for setting in itertools.product((True, False), repeat=3):
+        if any(_same(setting, other, mattered) for other, mattered in tried):
+            continue
         devices = [_Device(f[s], b[s], w[s], cap[s]) for s in range(stages)]
+        builder = _Builder(devices, micro_batches, comm, m_w, Choice(*setting))
         try:
-            _Builder(devices, micro_batches, comm, m_w, Choice(*setting)).build()
+            builder.build()
         except _CapTooSmall:
             continue
+        finally:
+            tried.append((builder.choice, builder.mattered))
         # From the end of its first forward on, plus that forward, for it starts as soon as it can.
         span = max(d.now - d.ends["F"][0] + d.f for d in devices)
         if best is None or span < best[0]:
@@ -204,3 +218,8 @@ def greedy(
             f"activations. Give a cap of at least 1, better {stages}."
         )
     return Table(name, stages, micro_batches, 1, "loop", tuple(device.row() for device in best[1]))
+
+
+def _same(setting: tuple[bool, ...], other: Choice, mattered: Choice) -> bool:
+    """Whether a setting differs from one that was tried only where that made no difference."""
+    return all(a == b for a, b, counts in zip(setting, other, mattered, strict=True) if counts)

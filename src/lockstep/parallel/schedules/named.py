@@ -8,7 +8,6 @@ from difflib import get_close_matches
 import numpy as np
 
 from lockstep.given import instance, number, whole
-from lockstep.parallel.schedules.check import check
 from lockstep.parallel.schedules.classic import gpipe, interleaved, one_f_one_b
 from lockstep.parallel.schedules.controllable import v_half, v_min
 from lockstep.parallel.schedules.greedy import greedy
@@ -77,7 +76,7 @@ def schedule(
         table = FIXED[name](stages, micro_batches)
     if activation_cap is not None and name not in GREEDY:
         _check_cap(table, per_device(activation_cap, stages))
-    return check(table)
+    return table
 
 
 def peak(table: Table, device: int) -> float:
