@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
-#include <set>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -41,7 +41,8 @@ bool all_meet(int count) {
   std::atomic<int> here{0};
   each_task(count, true, [&](int64_t) {
     here++;
-    for (int tries = 0; here < count && tries < 20000; tries++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int tries = 0; here < count && tries < 20000; tries++)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   return here == count;
 }

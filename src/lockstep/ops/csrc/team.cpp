@@ -1,25 +1,26 @@
 // The team: threads that wait for regions, one region at a time.
 //
 // A region is one word of memory: its number, the seats left for threads that may yet come, and the threads inside. The
-// calling thread opens it, works on it like the others, closes it when no task is left, and waits for those inside only:
+// calling thread opens it, works on it like the others, closes it when no task is left, and waits for those inside:
 // a thread that another program keeps from running is not waited for unless it holds a task. A second thread that
 // calls meanwhile, or a body that itself calls, runs its tasks alone.
 //
 // Waiting is adaptive. Asleep, a thread costs nothing but comes late (some 50 microseconds on a virtual machine);
 // spinning, it comes at once but holds a core that others may want. So a thread spins a bounded time, only while
-// regions have lately followed one another that closely, and not for a while after the system took a core from a thread
-// of ours to run another (an involuntary context switch).
+// regions have lately followed one another that closely, and not for a while after a thread of ours had to wait for a
+// core.
 #include "team.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <omp.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <exception>
 #include <system_error>
 #include <thread>
@@ -30,9 +31,10 @@ namespace lockstep {
 namespace {
 
 using Nanoseconds = int64_t;
-constexpr Nanoseconds SPIN = 50'000;                                // at most, of a wait
-constexpr Nanoseconds LOOK = 1'000'000;                             // between two looks at the context switches
-constexpr Nanoseconds SHORTEST = 2'000'000, LONGEST = 200'000'000;  // without spinning after one
+constexpr Nanoseconds SPIN = 50'000;     // at most, of a wait
+constexpr Nanoseconds LOOK = 4'000'000;  // between two looks at how long a thread waited for a core
+constexpr int64_t CROWDED = 16;          // where that was more than such a part of the time, others want the cores
+constexpr Nanoseconds SHORTEST = LOOK, LONGEST = 200'000'000;  // without spinning then
 
 Nanoseconds now() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -66,6 +68,17 @@ void wake(const std::atomic<uint32_t>& word, int64_t count, Sleeper who) {
 
 thread_local bool in_region = false;
 
+// How long this thread was ready to run and had no core.
+Nanoseconds waited_for_core() {
+  const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  char text[64];
+  const ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+  if (file >= 0) close(file);
+  text[std::max<ssize_t>(length, 0)] = 0;
+  long long ran, waited;
+  return std::sscanf(text, "%lld %lld", &ran, &waited) == 2 ? waited : 0;
+}
+
 // Whether the cores are ours alone, as far as our threads have seen.
 class Quiet {
  public:
@@ -74,8 +87,8 @@ class Quiet {
   void disturbed(Nanoseconds time) {
     const Nanoseconds from = from_.load(std::memory_order_relaxed);
     if (time < from) return;
-    // Again soon after the last time: longer, as long as it goes on so.
     const Nanoseconds last = length_.load(std::memory_order_relaxed);
+    // Again soon after the last time: for longer.
     const Nanoseconds length = time - from < 4 * last ? std::min(2 * last, LONGEST) : SHORTEST;
     length_.store(length, std::memory_order_relaxed);
     from_.store(time + length, std::memory_order_relaxed);
@@ -109,19 +122,17 @@ class Patience {
   void came_in_time() { score_ = std::min(score_ + 1, 4); }
 
  private:
-  // Whether the system took the core from this thread lately.
+  // Kernel threads take a core for microseconds, hundreds of times a second; what counts is the time lost.
   void look() {
-    if (began_ - looked_ < LOOK) return;
-    looked_ = began_;
-    rusage usage;
-    if (getrusage(RUSAGE_THREAD, &usage)) return;
-    if (usage.ru_nivcsw != switches_) quiet.disturbed(began_);
-    switches_ = usage.ru_nivcsw;
+    const Nanoseconds since = began_ - looked_;
+    if (since < LOOK) return;
+    const Nanoseconds waited = waited_for_core();
+    if ((waited - waited_) * CROWDED > since) quiet.disturbed(began_);
+    looked_ = began_, waited_ = waited;
   }
 
   int score_ = 0;  // of the last waits, how many more were short than long
-  Nanoseconds began_ = 0, looked_ = 0;
-  long switches_ = 0;
+  Nanoseconds began_ = now(), looked_ = began_, waited_ = waited_for_core();
 };
 
 class Team {
@@ -236,8 +247,8 @@ class Team {
 
 Team* team = nullptr;
 
-// The threads are not there in a forked child: a team of its own starts them. Never destroyed: its threads live as long as
-// the process, and leave with it.
+// The threads are not there in a forked child: a team of its own starts them. Never destroyed: its threads live as long
+// as the process.
 void begin_team() { team = new Team; }
 
 const int begun = [] {
@@ -249,8 +260,8 @@ const int begun = [] {
 
 int64_t threads() { return in_region ? 1 : omp_get_max_threads(); }
 
-void share_tasks(int64_t count, void (*body)(void*, Tasks&), void* context) {
-  if (team->run(count, threads(), body, context)) return;
+void share_tasks(int64_t count, bool worth, void (*body)(void*, Tasks&), void* context) {
+  if (worth && count > 1 && threads() > 1 && team->run(count, threads(), body, context)) return;
   Tasks tasks(count);
   body(context, tasks);
 }

@@ -1,8 +1,8 @@
 // How kernels use threads: the independent tasks of a region are shared by a team (team.cpp).
 //
 // A region's tasks are taken one by one, in ascending order, by whoever is free: so a core that another program slows
-// down takes fewer of them. Which thread takes a task, and how many threads there are, must change no bit: a task writes
-// what no other task of its region reads or writes.
+// down takes fewer of them. Which thread takes a task, and how many threads there are, must change no bit: a task
+// writes what no other task of its region reads or writes.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-// Threads that a region which begins here may have: what `torch.set_num_threads` or OMP_NUM_THREADS said to this thread;
-// one inside of a region.
+// Threads that a region which begins here may have: what `torch.set_num_threads` or OMP_NUM_THREADS said to this
+// thread; one inside of a region.
 int64_t threads();
 
 class Tasks {
@@ -33,19 +33,14 @@ class Tasks {
   const int64_t count_;
 };
 
-// Runs body(tasks) on this thread and on those of the team that come before the tasks are all taken; returns when all
-// are done. Throws what a body threw, after the others have stopped.
-void share_tasks(int64_t count, void (*body)(void*, Tasks&), void* context);
+// Runs body(tasks) on this thread and, where waking them is worth it, on those of the team that come before the tasks
+// are all taken; returns when all are done. Throws what a body threw, after the others have stopped.
+void share_tasks(int64_t count, bool worth, void (*body)(void*, Tasks&), void* context);
 
-// The same for any callable; only this thread runs it where that is not worth the others' waking. What a thread needs
-// for its tasks it makes in body, once it has taken one.
+// The same for any callable. What a thread needs for its tasks it makes in body, once it has taken one.
 template <typename Body>
 void in_team(int64_t count, bool worth, Body body) {
-  if (!worth || count < 2 || threads() < 2) {
-    Tasks tasks(count);
-    return body(tasks);
-  }
-  share_tasks(count, [](void* context, Tasks& tasks) { (*static_cast<Body*>(context))(tasks); }, &body);
+  share_tasks(count, worth, [](void* context, Tasks& tasks) { (*static_cast<Body*>(context))(tasks); }, &body);
 }
 
 // body(i) for every task i.
