@@ -31,7 +31,7 @@ namespace lockstep {
 namespace {
 
 using Nanoseconds = int64_t;
-constexpr Nanoseconds SPIN = 50'000;     // at most, of a wait
+constexpr Nanoseconds SPIN = 80'000;     // at most, of a wait: a task of a product, and what lies between regions
 constexpr Nanoseconds LOOK = 4'000'000;  // between two looks at how long a thread waited for a core
 constexpr int64_t CROWDED = 16;          // where that was more than such a part of the time, others want the cores
 constexpr Nanoseconds SHORTEST = LOOK, LONGEST = 200'000'000;  // without spinning then
