@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.quantities import duration, operations, parameters, size
+from lockstep.quantities import duration, entries, operations, parameters, size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,8 @@ from lockstep.quantities import duration, operations, parameters, size
         (duration(0.99999), "1 s"),
         (duration(4.1302), "4.13 s"),
         (duration(12345.6), "12,346 s"),
+        (entries(1), "1 entry"),
+        (entries(0), "0 entries"),
     ],
 )
 def test_four_figures_and_a_unit(said, expected):

@@ -25,6 +25,11 @@ def duration(seconds: float) -> str:
     )
 
 
+def entries(count: int) -> str:
+    """``1 entry``, ``2 entries``."""
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
 def _in_units(count: float, units: tuple[str, ...]) -> str:
     """``units``: each 1000 times the one before."""
     power = 0

@@ -10,6 +10,7 @@ import typer
 
 from lockstep.cli.imports import heavy_imports
 from lockstep.errors import LockstepError
+from lockstep.quantities import entries
 
 
 def clear(
@@ -31,9 +32,9 @@ def clear(
         count = _entries(directory)
         shutil.rmtree(directory, ignore_errors=True)  # a running process keeps what it has loaded
         left = _entries(directory)
-        typer.echo(f"removed {count - left} entries of {directory}")
+        typer.echo(f"removed {entries(count - left)} of {directory}")
         if left:
-            raise LockstepError(f"{left} entries of {directory} could not be removed: check the directory's rights")
+            raise LockstepError(f"{entries(left)} of {directory} could not be removed: check the directory's rights")
 
 
 def _entries(directory: Path) -> int:

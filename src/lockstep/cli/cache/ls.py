@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from lockstep import quantities
 from lockstep.cli.imports import heavy_imports
 
 
@@ -40,7 +41,7 @@ def ls(
         ("programs", programs_dir(), [_entry(*one) for one in entries(programs_dir())]),
         ("weights", weights, [_entry(*one) for one in packed.entries(weights)]),
     ):
-        typer.echo(f"{title:9s} {directory}  {amount(sum(one.size for one in found))}")
+        typer.echo(f"{title:9s} {directory}  {quantities.size(sum(one.size for one in found))}")
         for line in _each(found) if each else _kinds(found):
             typer.echo(f"  {line}")
 
@@ -50,14 +51,14 @@ def _kinds(found: Sequence[Entry]) -> list[str]:
     lines = []
     for kind in sorted({one.of for one in found}):
         some = [one for one in found if one.of == kind]
-        count, size = f"{len(some)} {'entry' if len(some) == 1 else 'entries'}", amount(sum(one.size for one in some))
-        lines.append(f"{kind:24s} {count:>12s} {size:>10s}  newest {_moment(max(one.written for one in some))}")
+        count, held = quantities.entries(len(some)), quantities.size(sum(one.size for one in some))
+        lines.append(f"{kind:24s} {count:>12s} {held:>10s}  newest {_moment(max(one.written for one in some))}")
     return lines
 
 
 def _each(found: Sequence[Entry]) -> list[str]:
     ordered = sorted(found, key=lambda one: (one.of, one.written))
-    return [f"{one.of:24s} {one.name:40s} {amount(one.size):>10s}  {_moment(one.written)}" for one in ordered]
+    return [f"{one.of:24s} {one.name:40s} {quantities.size(one.size):>10s}  {_moment(one.written)}" for one in ordered]
 
 
 def _built(directory: Path) -> list[Entry]:
@@ -77,8 +78,3 @@ def _moment(written: float) -> str:
 def size_of(path: Path) -> int:
     """Bytes of a file, or of everything in a folder."""
     return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())
-
-
-def amount(size: int) -> str:
-    """Bytes for a reader: 3.4 MB."""
-    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
