@@ -14,11 +14,11 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float(generator.random_raw() >> 11) * 2.0**-53
 
 
-def sample(row: np.ndarray, params: SamplingParams, prompt: list[int], generated: list[int], seed: int, choice: int):
-    row = adjusted(row, params, prompt, generated)
+def sample(row: np.ndarray, params: SamplingParams, tokens: list[int], prompt_length: int, seed: int, choice: int):
+    row = adjusted(row, params, tokens, prompt_length)
     if params.temperature == 0.0:
         return int(row.argmax())
-    number = uniform(seed, choice, len(prompt) + len(generated))
+    number = uniform(seed, choice, len(tokens))
     with np.errstate(over="ignore"):
         weights = np.exp((row - row.max()) / np.float32(max(params.temperature, 1e-30)))
     if params.top_k <= 0 and params.top_p >= 1.0 and params.min_p <= 0.0:

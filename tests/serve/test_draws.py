@@ -38,8 +38,8 @@ def test_draws_are_those_of_the_plain_sampler(seed, size, spread, ties, temperat
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
     for choice in range(3):
         assert uniform(seed, choice, 3) == plain_sampler.uniform(seed, choice, 3)
-        expected = plain_sampler.sample(row, params, [1, 2], [3], seed, choice)
-        assert sample(row, params, [1, 2], [3], seed, choice) == expected
+        expected = plain_sampler.sample(row, params, [1, 2, 3], 2, seed, choice)
+        assert sample(row, params, [1, 2, 3], 2, seed, choice) == expected
 
 
 @given(
@@ -61,10 +61,10 @@ def test_no_parameter_leads_out_of_the_finite_numbers(
     allowed = draw.random(300) < 0.1 if masked else None
     if masked:
         allowed[7] = True
-    token = sample(row, params, [0, 1, 2], [3, 3, 4], seed, 0, allowed)
+    token = sample(row, params, [0, 1, 2, 3, 3, 4], 3, seed, 0, allowed)
     assert allowed is None or allowed[token]
     if not masked:
-        assert token == plain_sampler.sample(row, params, [0, 1, 2], [3, 3, 4], seed, 0)
+        assert token == plain_sampler.sample(row, params, [0, 1, 2, 3, 3, 4], 3, seed, 0)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 6000), st.integers(1, 60), st.booleans())

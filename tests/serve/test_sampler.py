@@ -18,7 +18,7 @@ def logits(seed: int = 0, size: int = 50) -> np.ndarray:
 
 def draws(row: np.ndarray, count: int = 400, generated: tuple[int, ...] = (), prompt: tuple[int, ...] = (1,), **params):
     made = SamplingParams(**params)
-    return [sample(row, made, list(prompt), list(generated), seed, 0) for seed in range(count)]
+    return [sample(row, made, [*prompt, *generated], len(prompt), seed, 0) for seed in range(count)]
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens():
@@ -54,9 +54,7 @@ def test_frequencies_follow_the_tempered_softmax():
 @given(st.integers(0, 10**6), st.integers(1, 60), st.floats(0, 1), st.floats(0, 1), st.floats(0.1, 3))
 def test_filters_keep_what_their_definitions_say(seed, top_k, top_p, min_p, temperature):
     row = np.round(logits(seed), 1)  # with ties
-    token = sample(
-        row, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p), [1], [], seed, 0
-    )
+    token = sample(row, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p), [1], 1, seed, 0)
     wide = row.astype(np.float64) / temperature
     p = np.exp(wide - wide.max())
     order = sorted((i for i in range(len(row)) if p[i] >= min_p), key=lambda i: (-row[i], i))[:top_k]

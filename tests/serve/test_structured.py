@@ -192,8 +192,8 @@ def test_the_mask_comes_before_top_k_and_top_p():
     row = np.array([9, 5, 4, 3], dtype=np.float32)
     allowed = np.array([False, False, True, True])
     for more in ({"top_k": 1}, {"top_p": 0.1}, {"temperature": 0.0}, {"min_p": 1.0}):
-        assert sample(row, SamplingParams(**more), [1], [], 0, 0, allowed) == 2
-    drawn = {sample(row, SamplingParams(top_k=3, top_p=0.999), [1], [], seed, 0, allowed) for seed in range(50)}
+        assert sample(row, SamplingParams(**more), [1], 1, 0, 0, allowed) == 2
+    drawn = {sample(row, SamplingParams(top_k=3, top_p=0.999), [1], 1, seed, 0, allowed) for seed in range(50)}
     assert drawn == {2, 3}
 
 

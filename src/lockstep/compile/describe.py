@@ -91,17 +91,21 @@ class SameWeights:
 
     def __init__(self, module: nn.Module) -> None:
         self._tables = [part._parameters for part in module.modules() if part._parameters]
-        self._seen = self._held()
+        self._sizes = list(map(len, self._tables))
+        self._owners = [table for table in self._tables for _ in table]
+        self._names = [name for table in self._tables for name in table]
+        self._seen = [table[name] for table in self._tables for name in table]
         self._given = [parameter for parameter in self._seen if parameter is not None]
         self._versions = list(map(_VERSION, self._given))
 
     def __bool__(self) -> bool:
-        held = self._held()
-        same = len(held) == len(self._seen) and all(map(operator.is_, held, self._seen))
-        return same and list(map(_VERSION, self._given)) == self._versions
-
-    def _held(self) -> list[Parameter | None]:
-        return [parameter for table in self._tables for parameter in table.values()]
+        # No loop in Python: its bytecode took longer than what it looked at.
+        held = map(dict.get, self._owners, self._names)
+        return (
+            all(map(operator.is_, held, self._seen))
+            and list(map(len, self._tables)) == self._sizes
+            and list(map(_VERSION, self._given)) == self._versions
+        )
 
 
 _VERSION = operator.attrgetter("_version")

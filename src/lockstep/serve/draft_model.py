@@ -120,9 +120,8 @@ def check_draft(draft: Model, model: Model) -> None:
 
 def _drawn(sequence: Sequence, guessed: list[int], row: np.ndarray) -> int:
     """What would be drawn from this row: with the request's seed, so that like distributions give like tokens."""
-    prompt = sequence.tokens[: sequence.prompt_length]
-    generated = [*sequence.tokens[sequence.prompt_length :], *guessed]
-    return sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice)
+    tokens = [*sequence.tokens, *guessed]
+    return sample(row, sequence.params, tokens, sequence.prompt_length, sequence.seed, sequence.choice)
 
 
 def _agreeing(known: list[int], tokens: list[int]) -> int:

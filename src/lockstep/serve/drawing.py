@@ -52,13 +52,12 @@ def _draw(reading: Reading, rows: NDArray, damaged: NDArray, guide: Guide | None
 
 def _tokens(reading: Reading, rows: NDArray, guide: Guide | None) -> list[int]:
     sequence = reading.sequence
-    prompt = sequence.tokens[: sequence.prompt_length]
+    tokens, params, start = sequence.tokens, sequence.params, sequence.prompt_length
     drawn: list[int] = []
     for row, guess in zip(rows, (*(reading.draft or ()), None), strict=True):
-        generated = sequence.tokens[sequence.prompt_length :]
         allowed = None if guide is None else guide.allowed()
-        token = sample(row, sequence.params, prompt, generated, sequence.seed, sequence.choice, allowed)
-        sequence.tokens.append(token)
+        token = sample(row, params, tokens, start, sequence.seed, sequence.choice, allowed)
+        tokens.append(token)
         drawn.append(token)
         if guide is not None:
             guide.accept(token)

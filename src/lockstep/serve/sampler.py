@@ -41,22 +41,23 @@ def uniform(seed: int, choice: int, position: int) -> float:
 def sample(
     logits: Row,
     params: SamplingParams,
-    prompt: list[int],
-    generated: list[int],
+    tokens: list[int],
+    prompt_length: int,
     seed: int,
     choice: int,
     allowed: Allowed | None = None,
 ) -> int:
-    """The next token. logits float32 [V]; the position of the draw is that of the token drawn.
+    """The next token after these, the first of which are the prompt. logits float32 [V]; the position of the draw is
+    that of the token drawn.
 
     allowed: bool [V], the tokens that may be drawn, at least one; None: all.
     """
-    row = adjusted(logits, params, prompt, generated)
+    row = adjusted(logits, params, tokens, prompt_length)
     if allowed is not None:
         row = np.where(allowed, row, np.float32(-np.inf))
     if params.temperature == 0.0:
         return int(row.argmax())
-    number = uniform(seed, choice, len(prompt) + len(generated))
+    number = uniform(seed, choice, len(tokens))
     weights = _weights(row, params.temperature)
     if params.top_k <= 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
         return _draw(weights, number)
@@ -138,7 +139,7 @@ def _falling(weights: Row, least: float) -> NDArray[np.intp]:
     return falling(weights[ids], ids)
 
 
-def adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: list[int]) -> Row:
+def adjusted(logits: Row, params: SamplingParams, tokens: list[int], prompt_length: int) -> Row:
     """Penalties and bias on a copy; the row itself when there are none. Finite where the logits are: a tiny
     repetition penalty leads to the largest number there is, and not beyond."""
     repetition, frequency, presence = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
@@ -146,11 +147,11 @@ def adjusted(logits: Row, params: SamplingParams, prompt: list[int], generated: 
         return logits
     row = logits.astype(np.float64)
     if repetition != 1.0:
-        seen = np.unique(np.asarray(prompt + generated, dtype=np.int64))
+        seen = np.unique(np.asarray(tokens, dtype=np.int64))
         with np.errstate(over="ignore"):
             row[seen] = np.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
-    if (frequency or presence) and generated:
-        seen, counts = np.unique(np.asarray(generated, dtype=np.int64), return_counts=True)
+    if (frequency or presence) and len(tokens) > prompt_length:
+        seen, counts = np.unique(np.asarray(tokens[prompt_length:], dtype=np.int64), return_counts=True)
         row[seen] -= frequency * counts + presence
     for token, bias in params.logit_bias.items():
         row[token] += bias
