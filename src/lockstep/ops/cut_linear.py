@@ -114,7 +114,8 @@ class _Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x,), weight, form, whole = ctx.saved_tensors, ctx.weight, ctx.form, ctx.whole
+        # Without the graph that made it, which a gradient that waits would keep.
+        x, weight, form, whole = ctx.saved_tensors[0].detach(), ctx.weight, ctx.form, ctx.whole
         dy = grads[0].to(x.dtype).contiguous()
         if form.spread is not None:
             dy = form.spread.rows.gather(dy)

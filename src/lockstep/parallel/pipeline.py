@@ -311,6 +311,7 @@ class Eager:
             self.halves[group, m] = set(found)
         return (None if x is None else x.grad), found
 
+    @torch.no_grad()  # a gradient with a graph would keep this micro-batch until the step ends
     def weights(self, group: int, m: int) -> dict[str, Tensor]:
         found, halves = {}, self.halves.pop((group, m), set())
         for name, value in self._computed(m, self.due.pop((group, m))):

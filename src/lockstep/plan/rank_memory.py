@@ -169,9 +169,9 @@ class _Walk:
 
     def _streams(self) -> Iterator[int]:
         """For every step, streams between groups and their gradients that are there beside what layers keep: what a
-        group gave until its backward, gradients that were sent since what came last told that others arrived, the one
-        that the step reads, receives that are posted; where a device has several chunks, one that came before its
-        turn."""
+        group gave another device until its backward (its own next group keeps it as its input), gradients that were
+        sent since what came last told that others arrived, the one that the step reads, receives that are posted;
+        where a device has several chunks, one that came before its turn."""
         given, sent, came, early = 0, 0, {"F": 0, "B": 0}, int(self.table.chunks > 1)
         for step in self.table.rows[self.stage]:
             reads = 0
@@ -179,13 +179,13 @@ class _Walk:
                 came[part.kind[0]] = came.get(part.kind[0], 0) + 1
                 group = self.groups[part.chunk]
                 if part.kind == "F":
-                    given += group < self.ends
+                    given += self._sends(part)
                     sent = min(sent, 1) if group > 0 else sent
                 reads += part.kind in ("B", "BW") and group < self.ends
             yield given + sent + reads + early + self._posted(came)
             for part in step.parts:
                 if part.kind in ("B", "BW"):
-                    given -= self.groups[part.chunk] < self.ends
+                    given -= self._sends(part._replace(kind="F"))
                     sent += self._sends(part)
 
     def _halves(self) -> Iterator[float]:
