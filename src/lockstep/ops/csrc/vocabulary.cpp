@@ -10,7 +10,6 @@
 
 #include "kernels.h"
 #include "math16.h"
-#include "team.h"
 
 namespace lockstep {
 
@@ -48,44 +47,48 @@ float row_log_sum_exp(const float* x, int64_t n) {
 }  // namespace
 
 void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary) {
-  each(rows, vocabulary, [&](int64_t i) { lse[i] = row_log_sum_exp(logits + i * vocabulary, vocabulary); });
+#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
+  for (int64_t i = 0; i < rows; i++) lse[i] = row_log_sum_exp(logits + i * vocabulary, vocabulary);
 }
 
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary) {
-  each(rows, vocabulary, [&](int64_t i) {
+#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
+  for (int64_t i = 0; i < rows; i++) {
     const float* x = logits + i * vocabulary;
     const F16 lse = F16::all(row_log_sum_exp(x, vocabulary));
     for (int64_t j = 0; j < vocabulary; j += 16)
       store_part(load_part(x + j, vocabulary - j) - lse, y + i * vocabulary + j, vocabulary - j);
-  });
+  }
 }
 
 // The sum goes as that of `row_log_sum_exp` does; a logit of -inf adds an exact zero.
 void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary) {
-  each(rows, vocabulary, [&](int64_t i) {
+#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
+  for (int64_t i = 0; i < rows; i++) {
     const F16 log_z = F16::all(lse[i]);
     y[i] = sum_of_chains(logits + i * vocabulary, vocabulary, [log_z](F16 s, F16 v) {
       const F16 log_p = v - log_z;
       return s - exp_low(log_p) * max(F16::all(-1000.0f), log_p);
     });
-  });
+  }
 }
 
 void softcap(const float* logits, float cap, float* y, int64_t count) {
-  each_sixteen(count, 1, [&](int64_t j) {
+#pragma omp parallel for schedule(static) if (count > GRAIN)
+  for (int64_t j = 0; j < count; j += 16)
     store_part(capped(load_part(logits + j, count - j), cap), y + j, count - j);
-  });
 }
 
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
                             float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary) {
-  each(rows, vocabulary, [&](int64_t i) {
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < rows; i++) {
     const float* x = logits + i * vocabulary;
     T* d = d_logits + i * vocabulary;
     if (targets[i] < 0) {
       for (int64_t j = 0; j < vocabulary; j += 16) store_part(F16::zero(), d + j, vocabulary - j);
-      return;
+      continue;
     }
     const F16 log_z = F16::all(lse[i]);
     const float factor = weights[i] * (1.0f + 2.0f * z_loss * lse[i]);
@@ -98,34 +101,34 @@ void cross_entropy_backward(const float* logits, const float* lse, const int64_t
     const int64_t t = targets[i];
     const float p = factor * std::exp(x[t] - lse[i]), share = softcap > 0.0f ? x[t] / softcap : 0.0f;
     from_float((p - weights[i]) * (1.0f - share * share), d + t);
-  });
+  }
 }
 
 template <typename T, typename O>
 void scaled(const T* x, float scale, O* y, int64_t count) {
   if (static_cast<const void*>(x) == static_cast<const void*>(y) && scale == 1.0f) return;
   const F16 factor = F16::all(scale);
-  each_sixteen(count, 1, [&](int64_t j) {
-    store_part(load_part(x + j, count - j) * factor, y + j, count - j);
-  });
+#pragma omp parallel for schedule(static) if (count > GRAIN)
+  for (int64_t j = 0; j < count; j += 16) store_part(load_part(x + j, count - j) * factor, y + j, count - j);
 }
 
 template <typename S, typename T>
 void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d) {
   const F16 factor = F16::all(scale);
-  each(rows, d, [&](int64_t i) {
+#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
+  for (int64_t i = 0; i < rows; i++) {
     const S* from = weight + tokens[i] * d;
     T* to = y + i * d;
     if constexpr (std::is_same_v<S, T>)
       if (scale == 1.0f) {
         std::copy_n(from, d, to);
-        return;
+        continue;
       }
     for (int64_t j = 0; j < d; j += 16) {
       store_part(load_part(from + j, d - j), to + j, d - j);
       if (scale != 1.0f) store_part(load_part(to + j, d - j) * factor, to + j, d - j);
     }
-  });
+  }
 }
 
 template <typename T, typename O>
@@ -138,18 +141,19 @@ void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, 
     first[tokens[i]] = int32_t(i);
   }
   const F16 factor = F16::all(scale);
-  each(vocabulary, d, [&](int64_t token) {
+#pragma omp parallel for schedule(dynamic, 512) if (vocabulary * d > GRAIN)
+  for (int64_t token = 0; token < vocabulary; token++) {
     O* to = dw + token * d;
     if (first[token] < 0) {
       std::fill_n(to, d, O{});
-      return;
+      continue;
     }
     for (int64_t j = 0; j < d; j += 16) {
       F16 s = F16::zero();
       for (int32_t i = first[token]; i >= 0; i = next[i]) s = fma(load_part(dy + i * d + j, d - j), factor, s);
       store_part(s, to + j, d - j);
     }
-  });
+  }
 }
 
 #define VOCABULARY(T)                                                                                                 \
