@@ -34,6 +34,8 @@ from lockstep.plan.steptime import StepTime, step_time
 
 _BY_STAGE = 6
 """Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
+_LOOKED_AT = 12
+"""Of those that are looked at for it."""
 _SIMULATED_STEPS = 40_000
 """Simulation stops after so many steps of work (a few seconds); the finalists after it keep their closed form."""
 
@@ -226,10 +228,10 @@ def _by_stage(
         if saves(layout, asked.pins) and (key := _unrefined(plain(layout))) not in fitting:
             first.setdefault(key, (layout, found))
     more = list(ranked)
-    for layout, found in list(first.values())[:_BY_STAGE]:
-        better = balanced(shape, layout, batch, place, factors, dtype, asked.pins)
-        if better is None:
-            continue
+    balances = ((*pair, balanced(shape, pair[0], batch, place, factors, dtype, asked.pins)) for pair in first.values())
+    # Those of which no cut fits at every step of their schedule take nobody's place.
+    possible = ((found, better) for _, found, better in islice(balances, _LOOKED_AT) if better is not None)
+    for found, better in islice(possible, _BY_STAGE):
         its = layout_prediction(shape, better, place, batch, factors, dtype)
         if its.fits and its.step_s < found.step_s:
             more.append((better, its))
