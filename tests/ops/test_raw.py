@@ -128,7 +128,13 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "gated_backward": lambda: (half(0, 7, 20), half(1, 7, 20), half(2, 7, 20), 1),
     "embedding": lambda: (torch.tensor([3, 0, 3]), randn(0, 5, 20), BF16, 1.5),
     "embedding_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 5, 1.5, BF16),
-    "log_sum_exp": lambda: (randn(0, 7, 20),),
+    "embedding_part": lambda: (torch.tensor([3, 0, 3]), randn(0, 2, 20), BF16, 1.5, 2, 5),
+    "embedding_part_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 2, 1.5, BF16, 2),
+    "log_sum_exp": lambda: (randn(0, 7, 20), 3),
+    "entropies": lambda: (randn(0, 7, 20), randn(1, 7), 3),
+    "cross_entropy_backward": lambda: (
+        randn(0, 3, 20), randn(1, 3), torch.tensor([-1, 25, 3]), randn(2, 3), 0.1, 5.0, 10, BF16,
+    ),
     "log_softmax": lambda: (randn(0, 7, 20),),
     "softcap": lambda: (randn(0, 7, 20), 0.7),
     "linear_cross_entropy": lambda: (

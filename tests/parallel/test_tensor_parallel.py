@@ -67,8 +67,9 @@ def trained(
     parameters = {n: p for n, p in decoder.named_parameters() if not p.is_meta}
     call = recomputing({0} if rows else ())
     line = Pipeline(
-        mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, call, part.rows, contexts=part.contexts
-    )
+        mesh["pp"], table, part.stages, decoder, ops, dtype, parameters, call, part.rows, contexts=part.contexts,
+        first_token=part.first_token,
+    )  # fmt: skip
     owned, objectives = {n: parameters[n] for n in part.owned(part.names)}, []
     shards = Shards(owned, {n: part.local_cut(n) for n in owned}, mesh["dp"])
     sums = Reduction(owned, shards, count, size=10_000)
@@ -99,7 +100,8 @@ def whole(results: list[Any], config: ModelConfig, shape: MeshShape) -> dict[str
     found = {}
     for name, slices in parts.items():
         module = name.rpartition(".")[0]
-        dim = {"q": 0, "k": 0, "v": 0, "gate": 0, "up": 0, "o": 1, "down": 1}.get(module.rpartition(".")[2])
+        cut = {"q": 0, "k": 0, "v": 0, "gate": 0, "up": 0, "embed": 0, "output": 0, "o": 1, "down": 1}
+        dim = cut.get(module.rpartition(".")[2])
         ordered = [slices[i] for i in range(shape.tp)]
         if dim is None:
             assert all(torch.equal(ordered[0], other) for other in ordered), name

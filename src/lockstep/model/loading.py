@@ -22,7 +22,7 @@ from lockstep.model.weights import PackedCache, Part, Stored, fill, read_gguf, r
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
 from lockstep.model.weights.packed import recorded
 from lockstep.ops import Numerics, Operators, operators
-from lockstep.ops.cut_linear import alone, cut_operators
+from lockstep.ops.cut_vocabulary import in_segments
 from lockstep.ops.linear import PackedWeight
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -167,8 +167,7 @@ def _filled(
 
 def _cut(ops: Operators, config: ModelConfig, part: Part | None) -> Operators:
     """The operators of one device that holds the whole model, or of the part's."""
-    segments = config.canonical_tp
-    return cut_operators(ops, segments, segments, alone) if part is None else part.operators(ops)
+    return in_segments(ops, config.canonical_tp, config.vocab_size) if part is None else part.operators(ops)
 
 
 def adapter_base(directory: Path) -> Path:

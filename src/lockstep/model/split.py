@@ -19,6 +19,9 @@ def expert_of(parameter: str) -> int | None:
 
 
 def split_of(module: str) -> Split | None:
-    """How the linear layer of this name (``layers.3.attn.q``) is cut; None: it is not."""
+    """How the layer of this name (``layers.3.attn.q``) is cut; None: it is not. ``embed`` and ``output``: by the tokens
+    of the vocabulary."""
+    if module in ("embed", "output"):
+        return "vocabulary"
     _, _, inner = module.partition("layers.")
     return SPLITS.get(inner.partition(".")[2])

@@ -161,6 +161,7 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     # The scores again, then the gradients of values, probabilities, queries and keys: five products for two.
     "lockstep::attention_backward": _attention(2.5),
     "lockstep::linear_cross_entropy": _loss,
+    "lockstep_mesh::part_of_loss": _loss,
     "lockstep::rms_norm": _per_element(4, "x"),
     "lockstep::rms_norm_backward": _per_element(9, "x"),
     "lockstep::rms_norm_weight_gradient": _per_element(3, "x"),
@@ -183,7 +184,10 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::log_sum_exp": _per_element(3, "logits"),
     "lockstep::log_softmax": _per_element(4, "logits"),
     "lockstep::softcap": _per_element(6, "logits"),
+    "lockstep::entropies": _per_element(5, "logits"),
+    "lockstep::cross_entropy_backward": _per_element(3, "logits"),
     "lockstep::embedding_backward": _per_element(2, "dy"),
+    "lockstep::embedding_part_backward": _per_element(2, "dy"),
     "lockstep::pack_columns": _per_element(0, "source"),
     "lockstep::pack_rows": _per_element(0, "source"),
     "lockstep::write_kv": _per_element(0, "k"),
@@ -206,6 +210,7 @@ def _other_flops(a: Named, result: Any, operator: OpOverload) -> float:
 
 _ROWS_ONLY = {
     "lockstep::embedding": {"weight": "tokens"},
+    "lockstep::embedding_part": {"weight": "tokens"},
     "aten::embedding": {"weight": "indices"},
     "aten::index_select": {"self": "index"},
 }

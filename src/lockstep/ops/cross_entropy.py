@@ -27,7 +27,7 @@ def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     refuse_gradient("select_logprobs", logits)
     logits = logits.contiguous()
     chosen = logits.gather(-1, tokens.clamp(min=0).to(torch.int64)[:, None])[:, 0]
-    return chosen - torch.ops.lockstep.log_sum_exp(logits)
+    return chosen - torch.ops.lockstep.log_sum_exp(logits, 1)[:, 0]
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
@@ -73,12 +73,12 @@ class _LinearCrossEntropy(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        d_hidden = _scaled(d_hidden, grads[0], d_hidden.dtype) if need_hidden else None
-        d_weight = _scaled(d_weight, grads[0], ctx.weight_dtype) if need_weight else None
+        d_hidden = scaled_by(d_hidden, grads[0], d_hidden.dtype) if need_hidden else None
+        d_weight = scaled_by(d_weight, grads[0], ctx.weight_dtype) if need_weight else None
         return d_hidden, d_weight, None, None, None, None, None
 
 
-def _scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def scaled_by(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """x times the incoming gradient, in dtype. Exact rule: x * 1 = x for every float, so where the gradient is known
     to be 1, as after a plain `loss.backward()`, nothing is computed. In a captured graph its value is not known yet:
     the product stands there, for a pass to drop by the same rule."""

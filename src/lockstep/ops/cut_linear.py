@@ -22,6 +22,7 @@ from lockstep.ops import plain
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
 from lockstep.ops.row_shards import Rows, SharedRows, Whole, on_rows
+from lockstep.ops.tree import neighbour_sum
 
 Add = Callable[[Tensor, torch.dtype], Tensor]
 """float32 -> the sum of all devices' tensors by the tree over them, rounded once to dtype; the same bits on each"""
@@ -183,15 +184,15 @@ def _over_inputs(
     ]
     dtype = out_dtype or x.dtype
     if bias is None:
-        return add(_tree(products), dtype)
-    return (add(_tree(products), torch.float32) + bias.detach().to(x.dtype).float()).to(dtype)
+        return add(neighbour_sum(products), dtype)
+    return (add(neighbour_sum(products), torch.float32) + bias.detach().to(x.dtype).float()).to(dtype)
 
 
 def _over_outputs(ops: Operators, dy: Tensor, weight: Tensor, here: int, add: Add) -> Tensor:
     """dx [T, K] from this device's segments of the output's width."""
     gradient = _FLOAT32_INPUT_GRADIENT[ops.numerics]
     parts = zip(_parts(dy, 1, here), _parts(weight, 0, here), strict=True)
-    return add(_tree([gradient(d, w) for d, w in parts]), dy.dtype)
+    return add(neighbour_sum([gradient(d, w) for d, w in parts]), dy.dtype)
 
 
 def _head_norm(
@@ -216,19 +217,12 @@ class _Copies(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.add(_tree(list(grads)), torch.float32), None, None
+        return ctx.add(neighbour_sum(list(grads)), torch.float32), None, None
 
 
 def alone(total: Tensor, dtype: torch.dtype) -> Tensor:
     """The `Add` of a single device."""
     return total.to(dtype)
-
-
-def _tree(values: list[Tensor]) -> Tensor:
-    """The sum of neighbours, of neighbouring pairs, and so on: a device's segments are a node of the whole tree."""
-    while len(values) > 1:
-        values = [left + right for left, right in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
 
 
 def _parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:

@@ -67,6 +67,15 @@ def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float =
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=dtype)
 
 
+def embedding_part(
+    tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float, first: int, vocabulary: int
+) -> Tensor:
+    """vocabulary: for `lockstep.ops.embedding.embedding_part`, which checks it."""
+    inside = ((tokens >= first) & (tokens < first + len(weight)))[:, None]
+    rows = embedding((tokens - first).clamp(0, len(weight) - 1), weight, dtype, scale)
+    return torch.where(inside, rows, -torch.zeros_like(rows))
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, first: int, scale: float, window: int | None, softcap: float) -> Tensor:
     """One sequence: q [n, Hq, d] at positions first.., k and v [m, Hkv, d] at positions 0..m-1."""
     rows = torch.arange(first, first + q.shape[0])[:, None]

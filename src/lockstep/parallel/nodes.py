@@ -131,6 +131,35 @@ def define_several(
     COALESCED[alone] = getattr(torch.ops.lockstep_mesh, name).default
 
 
+def define_results(
+    name: str, arguments: str, count: int, shapes: Callable[..., tuple[Tensor, ...]], run: Callable[..., None]
+) -> None:
+    """An operator of several results that nobody waits for, `NAME(arguments, str group) -> (Tensor, ...)`, and its form
+    with `out0`, `out1`, ...
+
+    shapes: empty tensors like the results, of the arguments. run: of the axis, the memory of the results and the
+    arguments.
+    """
+    names, marks = [f"out{i}" for i in range(count)], "abcdefgh"[:count]
+    results = ", ".join(["Tensor"] * count)
+    outs = ", ".join(f"Tensor({mark}!) {out}" for mark, out in zip(marks, names, strict=True))
+    written = ", ".join(f"Tensor({mark}!)" for mark in marks)
+
+    def into(*given: Any, **memory: Tensor) -> tuple[Tensor, ...]:
+        out = tuple(memory[one] for one in names)
+        run(_HANDLES[given[-1]].axis, out, *given[:-1])
+        return out
+
+    def anew(*given: Any) -> tuple[Tensor, ...]:
+        return into(*given, **dict(zip(names, shapes(*given[:-1]), strict=True)))
+
+    LIBRARY.define(f"{name}({arguments}, str group) -> ({results})")
+    LIBRARY.define(f"{name}.out({arguments}, str group, *, {outs}) -> ({written})")
+    torch.library.register_fake(f"lockstep_mesh::{name}", lambda *given: shapes(*given[:-1]), lib=LIBRARY)
+    LIBRARY.impl(name, anew, "CompositeExplicitAutograd")
+    LIBRARY.impl(f"{name}.out", into, "CompositeExplicitAutograd")
+
+
 COALESCED: dict[Any, Any] = {}
 """Operators, and the form of each that takes a list."""
 

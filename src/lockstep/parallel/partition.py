@@ -13,7 +13,9 @@ from lockstep.model.decoder import Decoder
 from lockstep.model.split import expert_of, split_of
 from lockstep.ops import Operators
 from lockstep.ops.contexts import on_contexts
-from lockstep.ops.cut_linear import cut_operators
+from lockstep.ops.cut_linear import Add, cut_operators
+from lockstep.ops.cut_vocabulary import cut_vocabulary
+from lockstep.ops.head_parts import Segments
 from lockstep.ops.row_share import RowShare
 from lockstep.ops.spread_experts import spread_experts
 from lockstep.parallel.collectives import Mesh
@@ -25,14 +27,15 @@ from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Table
 from lockstep.parallel.shards import Cut, Shards
 from lockstep.parallel.stages import Stages
+from lockstep.parallel.vocabulary_node import node_of
 from lockstep.parallel.weight_store import WeightStore
 
 
 class Partition:
     """Which tensors of the whole model this rank uses and owns, and how a whole tensor becomes its own.
 
-    ``local`` is the configuration of the rank's decoder: that of the whole model with its share of heads and of the
-    MLP's width. names: of the whole model's parameters that train, in order; by default all.
+    ``local`` is the configuration of the rank's decoder: that of the whole model with its share of heads, of the MLP's
+    width and of the vocabulary. names: of the whole model's parameters that train, in order; by default all.
     sequence_parallel: the rows of activations between cut products are shared out among the tensor-parallel ranks.
     shard_weights: the data-parallel ranks share out the weights that train (``store``). shared_head: the
     tensor-parallel ranks share out the rows of the output projection, and the first gets the logits (serving).
@@ -53,7 +56,10 @@ class Partition:
     ) -> None:
         self.config, self.mesh, self.table, self.stages = config, mesh, table, stages
         self.groups = [table.group(mesh["pp"].index, chunk) for chunk in range(table.chunks)]
-        self.local = local_config(config, mesh.shape.tp)
+        tp = mesh["tp"]
+        self.vocabulary = Segments(config.vocab_size, config.canonical_tp, config.canonical_tp // tp.size, tp.index)
+        self._shared_head = shared_head and tp.size > 1
+        self.local = local_config(config, tp.size, config.vocab_size if shared_head else self.vocabulary.held)
         self.contexts = mesh["cp"] if mesh.shape.cp > 1 else None
         self.experts = mesh["ep"] if mesh.shape.ep > 1 else None
         self.rows: RankRows | None = None
@@ -61,7 +67,6 @@ class Partition:
             self.rows = RankRows(self.contexts, row_step)
         elif sequence_parallel and mesh.shape.tp > 1:
             self.rows = RankRows(mesh["tp"])
-        self._shared_head = shared_head and mesh.shape.tp > 1
         self.names = names or [name for name, p in Decoder(config).named_parameters() if p.requires_grad]
         self.store = WeightStore(self.shards(by_unit=True)) if shard_weights and mesh["dp"].size > 1 else None
 
@@ -81,6 +86,11 @@ class Partition:
         return 1 if self.rows is None else self.rows.axis.size * self.rows.step
 
     @property
+    def first_token(self) -> int:
+        """Of those whose rows of the embedding this rank has."""
+        return 0 if self._shared_head else self.vocabulary.first
+
+    @property
     def whole(self) -> bool:
         """Whether this rank holds all of the model."""
         return self.mesh.shape.pp == self.mesh.shape.tp == self.mesh.shape.ep == 1 and self.store is None
@@ -96,6 +106,7 @@ class Partition:
             ops = spread_experts(ops, self.experts)
         segments, axis = self.config.canonical_tp, self.mesh["tp"]
         add = adding("tp") if captured and axis.size > 1 else axis.add
+        ops = self._with_vocabulary(ops, add, captured)
         over = "over tp" if axis.size > 1 else ""
         rows: RankRows | RowNodes | None = self.rows
         if captured and self.rows is not None:
@@ -109,6 +120,13 @@ class Partition:
             return replace(found, cut={**found.cut, "vocabulary": head})
         assert rows is not None
         return cut_operators(on_contexts(ops, rows, captured), segments, segments // axis.size, add, over)
+
+    def _with_vocabulary(self, ops: Operators, add: Add, captured: bool) -> Operators:
+        axis, segments = self.mesh["tp"], self.vocabulary
+        if self._shared_head:  # each rank has all rows, and whoever has the logits has all of them
+            return cut_vocabulary(ops, replace(segments, here=segments.count, index=0))
+        part = node_of(segments, axis.name) if captured else None
+        return cut_vocabulary(ops, segments, add, axis.gather, part)
 
     @property
     def place(self) -> str:
@@ -138,7 +156,9 @@ class Partition:
         count, split = self.config.canonical_tp, split_of(module)
         if count == 1 or split is None or (split == "rows" and leaf == "bias"):
             return Cut()
-        return Cut(0 if split == "columns" else 1, count)
+        if split == "vocabulary" and self._shared_head:
+            return Cut()
+        return Cut(1 if split == "rows" else 0, count)
 
     def local_cut(self, name: str) -> Cut:
         """How this rank's tensor is cut into canonical segments."""
@@ -193,13 +213,14 @@ class Partition:
         return expert * self.experts.size // self.config.num_experts
 
     def _pieces(self, name: str, whole: Tensor) -> list[Tensor]:
-        dim, ranks = self.cut(name).dim, self.mesh.shape.tp
-        return [whole] * ranks if dim is None else list(whole.tensor_split(ranks, dim=dim))
+        cut, ranks = self.cut(name), self.mesh.shape.tp
+        return [whole] * ranks if cut.dim is None else cut.runs(whole, ranks)
 
 
-def local_config(config: ModelConfig, tp: int) -> ModelConfig:
-    """The configuration of one of ``tp`` ranks: its share of the heads and of the MLP's width."""
+def local_config(config: ModelConfig, tp: int, vocabulary: int) -> ModelConfig:
+    """The configuration of one of ``tp`` ranks: its share of the heads, of the MLP's width and of the vocabulary."""
     return config.model_copy(update={
+        "vocab_size": vocabulary,
         "num_heads": config.num_heads // tp,
         "num_kv_heads": config.num_kv_heads // tp,
         "intermediate_size": config.intermediate_size // tp,

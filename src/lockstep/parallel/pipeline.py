@@ -72,6 +72,7 @@ class Pipeline:
     the end of a step. store: where weights are sharded; what is not a layer is opened here.
     contexts: where ranks share a micro-batch's rows everywhere: a weight's gradient goes on from rank to rank.
     experts: where ranks hold the experts together; their gradients go to `Put` as soon as they are made.
+    first_token: of those that this rank's rows of the embedding are for.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class Pipeline:
         store: WeightStore | None = None,
         contexts: Axis | None = None,
         experts: Axis | None = None,
+        first_token: int = 0,
     ) -> None:
         self.axis, self.table, self.stages, self.decoder, self.dtype = axis, table, stages, decoder, dtype
         self.call, self.parameters, self.rows = call, parameters, rows
         self.layerwise, self.store, self.contexts, self.experts = layerwise, store, contexts, experts
+        self.first_token = first_token
         self.plain, self.queue = ops, WeightQueue()
         self.ops = deferring(ops, self.queue) if table.split_backward or contexts is not None else ops
         if experts is not None:
@@ -250,8 +253,11 @@ class _Run:
         return whole
 
     def _tokens(self, m: int) -> Tensor:
+        """Rows of this rank's tied embedding; at least one, as no message is empty."""
         if m not in self.rows:
-            self.rows[m] = torch.unique(self.batches[m].tokens)
+            tokens, held = self.batches[m].tokens - self.line.first_token, len(self.line.parameters[TIED])
+            found = torch.unique(tokens[(tokens >= 0) & (tokens < held)])
+            self.rows[m] = found if len(found) else found.new_zeros(1)
         return self.rows[m]
 
     def _shape(self, letter: Letter) -> tuple[int, ...]:

@@ -40,6 +40,12 @@ class Cut(NamedTuple):
         """Views of the segments."""
         return (tensor,) if self.dim is None else tensor.tensor_split(self.segment_count, dim=self.dim)
 
+    def runs(self, tensor: Tensor, ranks: int) -> list[Tensor]:
+        """Views of as many neighbouring segments for each of the ranks."""
+        assert self.dim is not None
+        sizes, each = [part.shape[self.dim] for part in self.segments(tensor)], self.segment_count // ranks
+        return list(tensor.split([sum(sizes[i : i + each]) for i in range(0, self.segment_count, each)], dim=self.dim))
+
 
 def unit_of(name: str) -> str:
     """What a parameter is gathered and reduced with, by its whole-model name, where weights or gradients are sharded:

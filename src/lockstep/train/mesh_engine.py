@@ -77,7 +77,7 @@ class OnMesh:
         layerwise = self.fsdp >= 2 or config.train.group_size > 1
         self.pipeline = Pipeline(
             mesh["pp"], part.table, part.stages, model.decoder, model.ops, model.dtype, parameters, call,
-            part.rows, layerwise, store, part.contexts, part.experts,
+            part.rows, layerwise, store, part.contexts, part.experts, part.first_token,
         )  # fmt: skip
         self.level = LevelOnMesh(
             mesh, part, model, self.pipeline, self.moments.optimizer, treated.again, offload, config, note
@@ -268,7 +268,8 @@ class OnMesh:
                 continue
             slices = here if 0 in owners else []
             for rank in owners[len(slices) :]:
-                out = torch.empty(self.part.take(name, self._shapes[name]).shape)
+                place = self.mesh.shape.place(rank)["tp"]
+                out = torch.empty(self.part.slice_of(place, name, self._shapes[name]).shape)
                 self.mesh.world.receive(out, rank).wait()
                 slices.append(out)
             found[name] = self.part.join(name, slices)

@@ -17,34 +17,71 @@ inline const int64_t* checked_tokens(const Tensor& tokens, int64_t rows, int64_t
   return t;
 }
 
-inline void embedding_op(Call& call) {
-  const Tensor &tokens = call.tensor(0), &weight = call.tensor(1);
-  const int64_t rows = tokens.size(0), d = weight.size(1);
-  const int64_t* t = checked_tokens(tokens, rows, weight.size(0), false);
+// tokens, weight, dtype, scale; of a part of the vocabulary its first token too, and how many there are in all.
+inline void embedding_rows(Call& call, const int64_t* tokens, int64_t first) {
+  const Tensor& weight = call.tensor(1);
+  const int64_t rows = call.tensor(0).size(0), held = weight.size(0), d = weight.size(1);
   Tensor y = call.result({rows, d}, call.type(2));
   by_type(weight.scalar_type(), [&](auto* s) {
     by_type(y.scalar_type(), [&](auto* o) {
-      embedding(t, data<TYPE_OF(s)>(weight), call.number(3), data<TYPE_OF(o)>(y), rows, d);
+      embedding(tokens, data<TYPE_OF(s)>(weight), call.number(3), data<TYPE_OF(o)>(y), rows, d, first, held);
     });
   });
 }
+inline void embedding_op(Call& call) {
+  const Tensor& tokens = call.tensor(0);
+  embedding_rows(call, checked_tokens(tokens, tokens.size(0), call.tensor(1).size(0), false), 0);
+}
+inline void embedding_part_op(Call& call) {
+  const Tensor& tokens = call.tensor(0);
+  embedding_rows(call, checked_tokens(tokens, tokens.size(0), call.integer(5), false), call.integer(4));
+}
 
-inline void embedding_backward_op(Call& call) {
-  const Tensor &dy = call.tensor(0), &tokens = call.tensor(1);
-  const int64_t vocabulary = call.integer(2), rows = dy.size(0), d = dy.size(1);
-  const int64_t* t = checked_tokens(tokens, rows, vocabulary, false);
-  Tensor dw = call.result({vocabulary, d}, call.type(4));
+// dy, tokens, rows of the result, scale, dtype; of a part of the vocabulary its first token too.
+inline void embedding_gradient(Call& call, const int64_t* tokens, int64_t first) {
+  const Tensor& dy = call.tensor(0);
+  const int64_t held = call.integer(2), rows = dy.size(0), d = dy.size(1);
+  Tensor dw = call.result({held, d}, call.type(4));
   by_type(dy.scalar_type(), [&](auto* s) {
     by_type(dw.scalar_type(), [&](auto* o) {
-      embedding_backward(t, data<TYPE_OF(s)>(dy), call.number(3), data<TYPE_OF(o)>(dw), rows, d, vocabulary);
+      embedding_backward(tokens, data<TYPE_OF(s)>(dy), call.number(3), data<TYPE_OF(o)>(dw), rows, d, first, held);
     });
   });
+}
+inline void embedding_backward_op(Call& call) {
+  embedding_gradient(call, checked_tokens(call.tensor(1), call.tensor(0).size(0), call.integer(2), false), 0);
+}
+inline void embedding_part_backward_op(Call& call) {
+  expect_sizes("tokens", call.tensor(1), {call.tensor(0).size(0)});
+  embedding_gradient(call, data<int64_t>(call.tensor(1)), call.integer(5));
 }
 
 inline void log_sum_exp_op(Call& call) {
   const Tensor& logits = call.tensor(0);
-  Tensor lse = call.result({logits.size(0)}, at::kFloat);
-  log_sum_exp(data<float>(logits), data<float>(lse), logits.size(0), logits.size(1));
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1), segments = call.integer(1);
+  TORCH_CHECK(0 < segments && segments <= vocabulary, segments, " segments of ", vocabulary, " logits");
+  Tensor lse = call.result({rows, segments}, at::kFloat);
+  log_sum_exp(data<float>(logits), data<float>(lse), rows, vocabulary, segments);
+}
+
+inline void entropies_op(Call& call) {
+  const Tensor &logits = call.tensor(0), &lse = call.tensor(1);
+  const int64_t rows = logits.size(0), vocabulary = logits.size(1), segments = call.integer(2);
+  TORCH_CHECK(0 < segments && segments <= vocabulary, segments, " segments of ", vocabulary, " logits");
+  expect_sizes("lse", lse, {rows});
+  Tensor y = call.result({rows, segments}, at::kFloat);
+  entropies(data<float>(logits), data<float>(lse), data<float>(y), rows, vocabulary, segments);
+}
+
+inline void cross_entropy_backward_op(Call& call) {
+  const Tensor &logits = call.tensor(0), &lse = call.tensor(1), &targets = call.tensor(2), &weights = call.tensor(3);
+  const int64_t rows = logits.size(0);
+  for (const Tensor* one : {&lse, &targets, &weights}) expect_sizes("of each row", *one, {rows});
+  Tensor d = call.result(logits.sizes(), call.type(7));
+  by_type(d.scalar_type(), [&](auto* t) {
+    cross_entropy_backward(data<float>(logits), data<float>(lse), data<int64_t>(targets), data<float>(weights),
+                           call.number(4), call.number(5), data<TYPE_OF(t)>(d), rows, logits.size(1), call.integer(6));
+  });
 }
 
 inline void log_softmax_op(Call& call) {
@@ -134,7 +171,11 @@ inline void scaled_op(Call& call) {
 inline void register_vocabulary(torch::Library& m) {
   OPERATOR(m, embedding);
   OPERATOR(m, embedding_backward);
+  OPERATOR(m, embedding_part);
+  OPERATOR(m, embedding_part_backward);
   OPERATOR(m, log_sum_exp);
+  OPERATOR(m, entropies);
+  OPERATOR(m, cross_entropy_backward);
   OPERATOR(m, log_softmax);
   OPERATOR(m, softcap);
   OPERATOR(m, linear_cross_entropy);

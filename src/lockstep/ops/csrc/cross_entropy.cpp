@@ -18,8 +18,8 @@ void forward_rows(const LinearCrossEntropy<T>& c, int64_t first, int64_t count) 
   gemm<T, float>(c.hidden + first * c.width, c.width, 1, c.columns, nullptr, c.logits, count, c.vocabulary, c.width,
                  false);
   if (c.softcap > 0.0f) softcap(c.logits, c.softcap, c.logits, count * c.vocabulary);
-  log_sum_exp(c.logits, c.lse, count, c.vocabulary);
-  if (c.entropies) entropies(c.logits, c.lse, c.entropies + first, count, c.vocabulary);
+  log_sum_exp(c.logits, c.lse, count, c.vocabulary, 1);
+  if (c.entropies) entropies(c.logits, c.lse, c.entropies + first, count, c.vocabulary, 1);
   for (int64_t i = 0; i < count; i++) {
     const int64_t row = first + i, target = c.targets[row];
     const float log_z = c.lse[i], logprob = c.logits[i * c.vocabulary + std::max<int64_t>(target, 0)] - log_z;
@@ -31,7 +31,7 @@ void forward_rows(const LinearCrossEntropy<T>& c, int64_t first, int64_t count) 
 template <typename T>
 void backward_rows(const LinearCrossEntropy<T>& c, int64_t first, int64_t count) {
   cross_entropy_backward(c.logits, c.lse, c.targets + first, c.token_weights + first, c.z_loss, c.softcap, c.d_logits,
-                         count, c.vocabulary);
+                         count, c.vocabulary, 0);
   if (c.d_hidden)
     gemm<T, T>(c.d_logits, c.vocabulary, 1, c.rows_of_weight, nullptr, c.d_hidden + first * c.width, count, c.width,
                c.vocabulary, false);

@@ -147,23 +147,27 @@ template <typename T>
 bool dequantize(int kind, const uint8_t* blocks, int64_t count, T* out);
 
 // --- vocabulary (vocabulary.cpp) ---
-// Rows of the weight, rounded to T; times scale (a value of T) unless that is 1.
+// Rows of the weight, which has those of tokens first .. first + held - 1, rounded to T; times scale (a value of T)
+// unless that is 1. Of other tokens rows of -0: added to what has the row they change no bit of it.
 template <typename S, typename T>
-void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d);
+void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d, int64_t first,
+               int64_t held);
 template <typename T, typename O>
 void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, int64_t rows, int64_t d,
-                        int64_t vocabulary);
-void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary);
+                        int64_t first_token, int64_t vocabulary);
+// Of each of the row's segments, which are equal but for one element: lse [rows, segments], and so are entropies.
+void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary, int64_t segments);
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary);
-// - sum of p log p: the entropy of a row's distribution in nats.
-void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary);
+// - sum of p log p: the entropy of a row's distribution in nats, by segments.
+void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary, int64_t segments);
 // y = cap * tanh(logits / cap); y may be logits.
 void softcap(const float* logits, float cap, float* y, int64_t count);
 // d_logits = weight * ((1 + 2 z lse) softmax - onehot(target)), through the soft cap if there is one; zero rows where
-// target < 0.
+// target < 0. The logits are of tokens first .. first + vocabulary - 1.
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
-                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary);
+                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary,
+                            int64_t first);
 // y = x * scale, one product, rounded to O. In place with scale 1 nothing is done: x * 1 is x.
 template <typename T, typename O>
 void scaled(const T* x, float scale, O* y, int64_t count);

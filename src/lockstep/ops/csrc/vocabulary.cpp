@@ -3,6 +3,7 @@
 // Reduction order (the contract): the sum of exponentials of a row is 64 chains (chain j adds elements j, j + 64,
 // ... in ascending order), combined as (c0 + c1) + (c2 + c3) over their four vectors and then by the tree of `sum`.
 // A row of the embedding gradient is one chain over the tokens in ascending order, in float32, rounded once.
+// A vocabulary in segments has such a result for each (`ops/cut_vocabulary.py` says how they are joined).
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -44,11 +45,18 @@ float row_log_sum_exp(const float* x, int64_t n) {
   return peak + float(std::log(double(total)));
 }
 
+// Where segment s of n elements begins: the first n % segments have one more than the others.
+int64_t segment_start(int64_t n, int64_t segments, int64_t s) { return n / segments * s + std::min(n % segments, s); }
+
 }  // namespace
 
-void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary) {
+void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary, int64_t segments) {
 #pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
-  for (int64_t i = 0; i < rows; i++) lse[i] = row_log_sum_exp(logits + i * vocabulary, vocabulary);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t s = 0; s < segments; s++) {
+      const int64_t first = segment_start(vocabulary, segments, s), end = segment_start(vocabulary, segments, s + 1);
+      lse[i * segments + s] = row_log_sum_exp(logits + i * vocabulary + first, end - first);
+    }
 }
 
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary) {
@@ -62,14 +70,17 @@ void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary
 }
 
 // The sum goes as that of `row_log_sum_exp` does; a logit of -inf adds an exact zero.
-void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary) {
+void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary, int64_t segments) {
 #pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
   for (int64_t i = 0; i < rows; i++) {
     const F16 log_z = F16::all(lse[i]);
-    y[i] = sum_of_chains(logits + i * vocabulary, vocabulary, [log_z](F16 s, F16 v) {
-      const F16 log_p = v - log_z;
-      return s - exp_low(log_p) * max(F16::all(-1000.0f), log_p);
-    });
+    for (int64_t s = 0; s < segments; s++) {
+      const int64_t first = segment_start(vocabulary, segments, s), end = segment_start(vocabulary, segments, s + 1);
+      y[i * segments + s] = sum_of_chains(logits + i * vocabulary + first, end - first, [log_z](F16 sum, F16 v) {
+        const F16 log_p = v - log_z;
+        return sum - exp_low(log_p) * max(F16::all(-1000.0f), log_p);
+      });
+    }
   }
 }
 
@@ -81,7 +92,8 @@ void softcap(const float* logits, float cap, float* y, int64_t count) {
 
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
-                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary) {
+                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary,
+                            int64_t first) {
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < rows; i++) {
     const float* x = logits + i * vocabulary;
@@ -98,7 +110,8 @@ void cross_entropy_backward(const float* logits, const float* lse, const int64_t
       if (softcap > 0.0f) g = g * capped_slope(logit, softcap);
       store_part(g, d + j, vocabulary - j);
     }
-    const int64_t t = targets[i];
+    const int64_t t = targets[i] - first;
+    if (t < 0 || t >= vocabulary) continue;
     const float p = factor * std::exp(x[t] - lse[i]), share = softcap > 0.0f ? x[t] / softcap : 0.0f;
     from_float((p - weights[i]) * (1.0f - share * share), d + t);
   }
@@ -113,12 +126,18 @@ void scaled(const T* x, float scale, O* y, int64_t count) {
 }
 
 template <typename S, typename T>
-void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d) {
-  const F16 factor = F16::all(scale);
+void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d, int64_t first,
+               int64_t held) {
+  const F16 factor = F16::all(scale), none = F16::all(-0.0f);
 #pragma omp parallel for schedule(static) if (rows * d > GRAIN)
   for (int64_t i = 0; i < rows; i++) {
-    const S* from = weight + tokens[i] * d;
+    const int64_t token = tokens[i] - first;
     T* to = y + i * d;
+    if (token < 0 || token >= held) {
+      for (int64_t j = 0; j < d; j += 16) store_part(none, to + j, d - j);
+      continue;
+    }
+    const S* from = weight + token * d;
     if constexpr (std::is_same_v<S, T>)
       if (scale == 1.0f) {
         std::copy_n(from, d, to);
@@ -133,12 +152,14 @@ void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_
 
 template <typename T, typename O>
 void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, int64_t rows, int64_t d,
-                        int64_t vocabulary) {
+                        int64_t first_token, int64_t vocabulary) {
   // The rows of a token, ascending: first[token], then next[row] until -1.
   std::vector<int32_t> first(vocabulary, -1), next(rows);
   for (int64_t i = rows - 1; i >= 0; i--) {
-    next[i] = first[tokens[i]];
-    first[tokens[i]] = int32_t(i);
+    const int64_t token = tokens[i] - first_token;
+    if (token < 0 || token >= vocabulary) continue;
+    next[i] = first[token];
+    first[token] = int32_t(i);
   }
   const F16 factor = F16::all(scale);
 #pragma omp parallel for schedule(dynamic, 512) if (vocabulary * d > GRAIN)
@@ -158,11 +179,11 @@ void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, 
 
 #define VOCABULARY(T)                                                                                                 \
   template void cross_entropy_backward(const float*, const float*, const int64_t*, const float*, float, float, T*,    \
-                                       int64_t, int64_t);                                                             \
-  template void embedding_backward(const int64_t*, const T*, float, float*, int64_t, int64_t, int64_t);               \
-  template void embedding_backward(const int64_t*, const T*, float, bf16*, int64_t, int64_t, int64_t);                \
-  template void embedding(const int64_t*, const float*, float, T*, int64_t, int64_t);                                 \
-  template void embedding(const int64_t*, const bf16*, float, T*, int64_t, int64_t);                                  \
+                                       int64_t, int64_t, int64_t);                                                    \
+  template void embedding_backward(const int64_t*, const T*, float, float*, int64_t, int64_t, int64_t, int64_t);      \
+  template void embedding_backward(const int64_t*, const T*, float, bf16*, int64_t, int64_t, int64_t, int64_t);       \
+  template void embedding(const int64_t*, const float*, float, T*, int64_t, int64_t, int64_t, int64_t);               \
+  template void embedding(const int64_t*, const bf16*, float, T*, int64_t, int64_t, int64_t, int64_t);                \
   template void scaled(const float*, float, T*, int64_t);                                                             \
   template void scaled(const bf16*, float, T*, int64_t)
 VOCABULARY(float);

@@ -8,7 +8,7 @@ from torch import Tensor
 from lockstep.ops.raw.define import define, same
 from lockstep.ops.raw.linear import panels
 
-_CHUNK = 1 << 23
+HELD = 1 << 23
 """Logits held at a time (float32: 32 MiB), in an even number of rows; no bit depends on it."""
 
 
@@ -24,10 +24,51 @@ def embedding_backward(dy: Tensor, tokens: Tensor, vocabulary: int, scale: float
     return dy.new_empty(vocabulary, dy.shape[1], dtype=dtype)
 
 
-@define("log_sum_exp(Tensor logits) -> Tensor")
-def log_sum_exp(logits: Tensor) -> Tensor:
-    """float32 [T, V] -> float32 [T]."""
-    return logits.new_empty(logits.shape[0])
+@define(
+    "embedding_part(Tensor tokens, Tensor weight, ScalarType dtype, float scale, int first, int vocabulary) -> Tensor"
+)
+def embedding_part(
+    tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float, first: int, vocabulary: int
+) -> Tensor:
+    """`embedding` by a weight [v, D] of tokens first .. first + v - 1; rows of -0.0 for all other tokens."""
+    return weight.new_empty(tokens.shape[0], weight.shape[1], dtype=dtype)
+
+
+@define(
+    "embedding_part_backward(Tensor dy, Tensor tokens, int held, float scale, ScalarType dtype, int first) -> Tensor"
+)
+def embedding_part_backward(
+    dy: Tensor, tokens: Tensor, held: int, scale: float, dtype: torch.dtype, first: int
+) -> Tensor:
+    """The rows of `embedding_backward` of tokens first .. first + held - 1."""
+    return dy.new_empty(held, dy.shape[1], dtype=dtype)
+
+
+@define("log_sum_exp(Tensor logits, int segments) -> Tensor")
+def log_sum_exp(logits: Tensor, segments: int) -> Tensor:
+    """float32 [T, V] -> float32 [T, segments]: of each segment of a row; the first V % segments have one element more
+    than the others, as `torch.tensor_split` cuts."""
+    return logits.new_empty(logits.shape[0], segments)
+
+
+@define("entropies(Tensor logits, Tensor lse, int segments) -> Tensor")
+def entropies(logits: Tensor, lse: Tensor, segments: int) -> Tensor:
+    """float32 [T, V], float32 [T] -> float32 [T, segments]: each segment's sum of -p log p, in nats; p = exp(logit -
+    lse)."""
+    return logits.new_empty(logits.shape[0], segments)
+
+
+@define(
+    "cross_entropy_backward(Tensor logits, Tensor lse, Tensor targets, Tensor token_weights, float z_loss, "
+    "float softcap, int first, ScalarType dtype) -> Tensor"
+)
+def cross_entropy_backward(
+    logits: Tensor, lse: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float, softcap: float, first: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The loss's gradient of the logits float32 [T, v] of tokens first .. first + v - 1, in dtype. lse float32 [T]: of
+    whole rows; targets int64 [T]: of the whole vocabulary."""
+    return torch.empty_like(logits, dtype=dtype)
 
 
 @define("log_softmax(Tensor logits) -> Tensor")
@@ -70,7 +111,7 @@ def linear_cross_entropy(
 def workspace(rows: int, width: int, vocabulary: int, size: int, hidden_gradient: bool, weight_gradient: bool) -> int:
     """Bytes that `linear_cross_entropy` works in (`csrc/bindings_vocabulary.h` cuts them in this order); size: of an
     element of hidden."""
-    step = min(rows, max(16, _CHUNK // vocabulary // 2 * 2))
+    step = min(rows, max(16, HELD // vocabulary // 2 * 2))
     parts = [panels(vocabulary) * 16 * width * size, 4 * step * vocabulary, 4 * step, 4 * rows]
     if hidden_gradient or weight_gradient:
         parts.append(size * step * vocabulary)

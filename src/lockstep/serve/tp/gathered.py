@@ -9,7 +9,9 @@ from torch import Tensor
 from lockstep.config.model import ModelConfig
 from lockstep.model.split import expert_of
 from lockstep.ops import Operators
+from lockstep.ops.cut_vocabulary import cut_vocabulary
 from lockstep.ops.gathered import gathered_operators
+from lockstep.ops.head_parts import Segments
 from lockstep.ops.held_experts import held_experts
 from lockstep.parallel.collectives import Mesh
 from lockstep.parallel.head import shared_head
@@ -58,8 +60,9 @@ class Gathered:
 
     def operators(self, ops: Operators) -> Operators:
         """The operators whose results are gathered from the ranks."""
-        axis = self.mesh["tp"]
-        found = gathered_operators(ops, self.config.canonical_tp, axis)
+        axis, segments = self.mesh["tp"], self.config.canonical_tp
+        ops = cut_vocabulary(ops, Segments(self.config.vocab_size, segments, segments))
+        found = gathered_operators(ops, segments, axis)
         if self.config.num_experts:
             found = held_experts(found, axis)
         head = shared_head(ops, axis, self.config.vocab_size)
