@@ -249,6 +249,8 @@ def test_what_does_not_divide_is_told() -> None:
     for wrong in (3, 8):
         with pytest.raises(LockstepError, match=rf"canonical_tp {wrong} must be a power of two that divides num_kv_h"):
             check(ModelConfig, {**BASE, "canonical_tp": wrong}, "test")
+    with pytest.raises(LockstepError, match="canonical_tp 4 is more than the vocabulary's 3 tokens"):
+        check(ModelConfig, {**BASE, "canonical_tp": 4, "vocab_size": 3}, "test")
     assert isinstance(Decoder(model()), Decoder)
 
 

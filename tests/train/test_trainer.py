@@ -20,6 +20,7 @@ from lockstep.config import Config, load_config
 from lockstep.errors import LockstepError
 from lockstep.train import Trainer, resume, speed
 from lockstep.train.checkpoint import checkpoints
+from lockstep.train.checkpoint.manifest import describe
 from lockstep.train.engine import OneProcess
 from lockstep.train.memory import parameters
 from lockstep.train.metrics import read_metrics
@@ -327,6 +328,20 @@ def test_shapes_that_do_not_fit_are_named(tiny: Tiny, tmp_path: Path) -> None:
         LockstepError, match=r"does not fit the model: .*gate_proj.weight is \[64, 32\], the model has \[48"
     ):
         Trainer(trainer.config, resume=trainer.out, allow_changes=True, model={"intermediate_size": 48})
+
+
+def test_a_checkpoint_whose_sums_over_the_vocabulary_were_made_otherwise_is_refused(tiny: Tiny) -> None:
+    """Older versions made them in one piece whatever canonical_tp was, and did not say so."""
+    trainer = fitted(tiny(model={"num_kv_heads": 2}, train={"canonical_tp": 2, "steps": 2}))
+    path = checkpoints(trainer.out)[-1]
+    state = json.loads((path / "state.json").read_text())
+    assert state.pop("vocabulary_segments") == 2
+    (path / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = describe(path / "state.json")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(LockstepError, match="segments of the vocabulary: 1 -> 2"):
+        Trainer(trainer.config, resume=trainer.out)
 
 
 def test_another_corpus_is_refused_on_resume(tiny: Tiny, tmp_path: Path) -> None:

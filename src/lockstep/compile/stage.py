@@ -152,7 +152,8 @@ def embedding_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype) -> Sta
     def run(tokens: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         return (ops.embedding(tokens, weight, dtype, scale).float(),)
 
-    return Stage("embedding", _key("embedding", scale, ops, dtype, given), given, lambda: run, share=ops.share)
+    key = _key("embedding", [scale, ops.tokens_as], ops, dtype, given)
+    return Stage("embedding", key, given, lambda: run, share=ops.share)
 
 
 def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: float, wanted: bool) -> Stage:
@@ -169,7 +170,7 @@ def loss_stage(decoder: Decoder, ops: Operators, dtype: torch.dtype, z_loss: flo
         hidden = torch.func.functional_call(hollow, {"weight": norm_weight}, (ops, x, dtype))
         return ops.linear_cross_entropy(hidden, head, targets, token_weights, z_loss=z_loss, softcap=softcap)
 
-    key = _key("loss", [describe(norm), z_loss, softcap], ops, dtype, given)
+    key = _key("loss", [describe(norm), z_loss, softcap, ops.tokens_as], ops, dtype, given)
     return Stage("head", key, given, lambda: run, whole=True, share=ops.share)
 
 

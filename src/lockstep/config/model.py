@@ -111,9 +111,9 @@ class ModelConfig(Section):
     attention_scale: float | None = Field(default=None, gt=0)
     """Factor on q . k. None: head_dim ** -0.5."""
     canonical_tp: Positive = 1
-    """The number of segments in which products across tensor-parallel ranks are summed: part of the model's numerics.
-    A power of two that divides num_kv_heads and intermediate_size; any tensor-parallel degree that divides it gives
-    the same bits."""
+    """The number of segments in which sums across tensor-parallel ranks are made, those over the vocabulary among them:
+    part of the model's numerics. A power of two that divides num_kv_heads and intermediate_size, and need not divide
+    vocab_size; any tensor-parallel degree that divides it gives the same bits."""
     kv_lora_rank: Positive | None = None
     """Width of the latent that keys and values are made from (multi-head latent attention). None: ordinary heads."""
     q_lora_rank: Positive | None = None
@@ -194,6 +194,8 @@ class ModelConfig(Section):
                 f"canonical_tp {n} must be a power of two that divides num_kv_heads {self.num_kv_heads} and "
                 f"intermediate_size {self.intermediate_size}"
             )
+        if n > self.vocab_size:
+            raise ValueError(f"canonical_tp {n} is more than the vocabulary's {self.vocab_size} tokens: lower it")
         if self.layer_windows is not None and len(self.layer_windows) != self.num_layers:
             raise ValueError(f"layer_windows has {len(self.layer_windows)} entries for num_layers {self.num_layers}")
         if self.layer_windows is not None and any(self.layer_windows) and self.sliding_window is None:

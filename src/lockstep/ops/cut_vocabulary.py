@@ -59,7 +59,8 @@ def cut_vocabulary(
         rows: Tensor = _Sum.apply(lookup(tokens, weight, dtype, scale, segments.first, segments.vocabulary), add)
         return rows
 
-    found = replace(ops, linear_cross_entropy=loss)
+    place = f"{segments.first} and {segments.held} more of {segments.vocabulary} in {segments.count} segments"
+    found = replace(ops, linear_cross_entropy=loss, tokens_as=place)
     if ops.numerics == "bitwise":
         by_segments = partial(_log_softmax, segments.count), partial(_select_logprobs, segments.count)
         found = replace(found, log_softmax=by_segments[0], select_logprobs=by_segments[1])

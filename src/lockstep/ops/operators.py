@@ -109,6 +109,8 @@ class Operators:
     experts where each device has some of them; None: the grouped products above"""
     cut_as: str = ""
     """How they are cut, in words: what a compiled program of these operators depends on beyond ``numerics``"""
+    tokens_as: str = ""
+    """Which tokens' rows of embedding and head are here, in words: what programs of those two depend on, too"""
     share: RowShare = field(default_factory=RowShare)
     """The rows of a micro-batch that graphs of these operators are captured for"""
 

@@ -86,6 +86,12 @@ class Partition:
         return 1 if self.rows is None else self.rows.axis.size * self.rows.step
 
     @property
+    def named_axes(self) -> list[str]:
+        """Those that captured operators name: of several ranks, or of a vocabulary in segments."""
+        segments = self.config.canonical_tp > 1
+        return [a for a in ("tp", "cp", "ep") if self.mesh[a].size > 1 or (a == "tp" and segments)]
+
+    @property
     def first_token(self) -> int:
         """Of those whose rows of the embedding this rank has."""
         return 0 if self._shared_head else self.vocabulary.first

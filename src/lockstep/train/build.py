@@ -59,6 +59,11 @@ class Run:
         return Compute(self.model.ops, self.model.dtype)
 
     @property
+    def vocabulary_segments(self) -> int:
+        """In how many segments sums over the vocabulary are made."""
+        return self.shape.config.canonical_tp
+
+    @property
     def adapters_only(self) -> bool:
         return self.base is not None
 

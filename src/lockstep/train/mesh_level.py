@@ -128,7 +128,7 @@ class LevelOnMesh:
     def _programs(self, compiler: Compiler) -> None:
         mesh, part = self.mesh, self.part
         placer = Placer(self.rows // part.row_unit)
-        axes = {name: Group(mesh[name]) for name in ("tp", "cp", "ep") if mesh[name].size > 1}
+        axes = {name: Group(mesh[name]) for name in part.named_axes}
         kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(part.row_unit)]
         if compiler.level == "O1" or self.offload is not None:
             calls = [self._blocks(compiler, ops, placer, axes) for ops in kinds]

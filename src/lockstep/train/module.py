@@ -35,6 +35,7 @@ class ModuleRun:
     engine: OnModule
     forward_flops: float
     base: None = None
+    vocabulary_segments: int = 1
     adapters_only: bool = False
 
     @property

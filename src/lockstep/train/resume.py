@@ -64,6 +64,7 @@ def snapshot(run: AnyRun, config: Config, at: Position) -> tuple[dict[str, dict[
         "rng": base64.b64encode(torch.get_rng_state().numpy().tobytes()).decode(),
         "torch": torch.__version__,
         "base": run.base,
+        "vocabulary_segments": run.vocabulary_segments,
     }
     return tensors, {"state": state, "config": config.model_dump(mode="json")}
 
@@ -157,5 +158,7 @@ def _differences(run: AnyRun, config: Config, point: Checkpoint, state: dict[str
         ("torch", state["torch"], torch.__version__),
         ("corpus or tokenizer (content hash)", state["data"], run.data.tokens.about.key),
         ("base weights (hash)", state["base"], run.base),
+        # Not in checkpoints of versions that summed over the whole vocabulary whatever canonical_tp was.
+        ("segments of the vocabulary", state.get("vocabulary_segments", 1), run.vocabulary_segments),
     )
     return found + [f"{name}: {was} -> {now}" for name, was, now in facts if was != now]

@@ -119,6 +119,19 @@ def test_collectives_begin_early_and_are_waited_for_late() -> None:
     ]  # fmt: skip
 
 
+def test_what_moves_before_a_wait_goes_with_what_it_reads() -> None:
+    """A value that both it and what waits read stays behind, and so does it."""
+
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = wait(gather(a))
+        shared = b.exp()
+        return x * shared, b * shared, b.sin()
+
+    module = capture(program, *example_inputs())
+    assert check(OVERLAP, module, example_inputs()).count == 1
+    assert short(module) == ["all_gather_into_tensor", "sin", "exp", "wait_tensor", "mul.Tensor", "mul.Tensor"]
+
+
 def test_nothing_moves_over_a_write_or_another_collective() -> None:
     def program(a: Tensor, b: Tensor) -> Tensor:
         a.mul_(2)

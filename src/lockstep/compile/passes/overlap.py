@@ -75,7 +75,11 @@ def _fill_from_behind(node: Node, ahead: set[Node]) -> int:
     for one in reversed(within):
         if one not in needing and all(user in free or user.op == "output" for user in one.users):
             free.add(one)
-    moved = [one for one in within if one in free]
+    behind, moved = set(within), list[Node]()
+    for one in within:
+        if one in free and not behind.intersection(one.all_input_nodes):
+            behind.remove(one)  # it will stand before the wait, and so may what reads it
+            moved.append(one)
     if all(is_view(one) for one in moved):
         return 0
     for one in moved:
