@@ -102,11 +102,6 @@ class Columns:
         return self.tokens * np.where(self.ours, self.cp, 1.0)
 
     @cached_property
-    def vocab_ranks(self) -> Column:
-        """Tensor ranks that embedding and head are cut over: this system has them whole on every one."""
-        return np.where(self.ours, 1.0, self.tp)
-
-    @cached_property
     def group_size(self) -> Column:
         """Micro-batches of a canonical group."""
         each = self.micro_batches * self.dp

@@ -67,8 +67,8 @@ def layer_time(rows: Columns, device: Device, factors: Coefficients, dtype: str 
 def head_time(rows: Columns, device: Device, factors: Coefficients, dtype: str = "bf16") -> Column:
     """Seconds of the output head, loss and embedding for one micro-batch, forward and backward, shape ``[rows]``."""
     machine = _Machine(device, factors, dtype)
-    product = 3 * machine.product(rows.head_tokens, rows.vocab / rows.vocab_ranks, rows.hidden)
-    logits = rows.head_tokens * rows.vocab / rows.vocab_ranks * _HEAD_BYTES * factors.head
+    product = 3 * machine.product(rows.head_tokens, rows.vocab / rows.tp, rows.hidden)
+    logits = rows.head_tokens * rows.vocab / rows.tp * _HEAD_BYTES * factors.head
     return product + machine.stream(logits + rows.head_tokens * rows.hidden * 20)
 
 

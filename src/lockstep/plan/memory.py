@@ -19,7 +19,7 @@ _RUNTIME_GB = 1.5
 """Device context, communication library and kernels."""
 MARGIN = 0.04
 """What the allocator loses to fragmentation, as a fraction of the rest."""
-_CHUNK = 2**23
+CHUNK = 2**23
 """Logits that a chunked loss holds at a time (``ops.cross_entropy``)."""
 
 
@@ -212,7 +212,7 @@ def unit_bytes(rows: Columns) -> tuple[Column, Column]:
     layers = np.maximum(rows.slow_layers, 1)
     return (
         _MASTER * parameters(rows, np.zeros(len(rows))) / layers,
-        _MASTER * rows.vocab * rows.hidden / rows.vocab_ranks,
+        _MASTER * rows.vocab * rows.hidden / rows.tp,
     )
 
 
@@ -257,16 +257,18 @@ def buffer_bytes(rows: Columns) -> Column:
 
 def logits_bytes(rows: Columns) -> Column:
     """What the loss takes: 16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made
-    in the forward and its weight packed twice (``ops.raw.vocabulary.workspace``)."""
-    whole = rows.head_tokens * rows.vocab / rows.vocab_ranks * (2 + 4 + 4)
-    chunk = np.minimum(rows.head_tokens * rows.vocab / rows.vocab_ranks, _CHUNK)
-    chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.vocab_ranks + loss_gradients(rows)
+    in the forward and its weight packed twice (``ops.raw.vocabulary.workspace``). Where ranks share the vocabulary,
+    each one's gradient of the input is float32 until it is summed."""
+    whole = rows.head_tokens * rows.vocab / rows.tp * (2 + 4 + 4)
+    chunk = np.minimum(rows.head_tokens * rows.vocab / rows.tp, CHUNK)
+    chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.tp + loss_gradients(rows)
+    chunked = chunked + np.where(rows.tp > 1, 4 * rows.head_tokens * rows.hidden, 0.0)
     return np.where(rows.kept_logits > 0, whole, chunked)
 
 
 def loss_gradients(rows: Columns) -> Column:
     """What the chunked loss keeps of a micro-batch until its backward: the gradients of the head and of its input."""
-    kept = 4 * rows.vocab * rows.hidden / rows.vocab_ranks + 2 * rows.head_tokens * rows.hidden
+    kept = 4 * rows.vocab * rows.hidden / rows.tp + 2 * rows.head_tokens * rows.hidden
     return np.where(rows.kept_logits > 0, 0.0, kept)
 
 

@@ -24,7 +24,7 @@ def dense_parameters(rows: Columns, vocabularies: Column | None = None) -> Colum
     body = body + rows.slow_layers * rows.latent_parameters
     both = (rows.pp == 1) | rows.folded  # the V placement puts the first and the last layers on one device
     ends = np.where(both, 2.0 - rows.tied, 1.0) if vocabularies is None else vocabularies
-    return body + rows.hidden * (rows.vocab * ends + rows.positions * (ends > 0)) / rows.vocab_ranks
+    return body + rows.hidden * (rows.vocab * ends + rows.positions * (ends > 0)) / rows.tp
 
 
 def expert_parameters(rows: Columns) -> Column:

@@ -120,7 +120,7 @@ class _Walk:
         self.ends = table.groups - 1
         apart = shape.tied and shape.states == "masters" and self.ends in self.groups and 0 not in self.groups
         self.rows_after = embedding_rows(table) if apart else {}
-        self.words = 4.0 * float((mine.vocab * mine.hidden / mine.vocab_ranks)[0])
+        self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
         self.summed = self.words / float(mine.sharing[0]) if mine.fsdp[0] >= 2 else self.words
         self.mixed = shape.states == "mixed"
         each, later = float(stage_bytes(mine)[0]) / sum(layers[stage]), float(deferred_bytes(mine)[0])

@@ -13,7 +13,7 @@ from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transf
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.compute import LayerTime, head_time, layer_time, stream_time
 from lockstep.plan.layout import SCHEDULES
-from lockstep.plan.memory import plain_layer_bytes, unit_bytes
+from lockstep.plan.memory import CHUNK, plain_layer_bytes, unit_bytes
 from lockstep.plan.parameters import dense_parameters, expert_parameters, sharded_parameters
 
 _HOST_MICRO_BATCH_S, _HOST_STEP_S = 1e-3, 5e-3
@@ -77,7 +77,8 @@ def step_time(
     work = scale * (layer.device**_SHARPNESS + layer.host**_SHARPNESS) ** (1 / _SHARPNESS)
     busy = work + scale * exposed.total
     host = _HOST_MICRO_BATCH_S * factors.micro_batch
-    head = head_time(rows, cluster.device, factors, dtype)
+    shared = vocabulary_sums(rows, cluster, factors)
+    head = head_time(rows, cluster.device, factors, dtype) + shared
     even = rows.layers / rows.pp
     last = rows.last_layers * busy + head + host
     slowest = np.maximum(last, rows.slow_layers * busy + host)
@@ -89,16 +90,18 @@ def step_time(
     reduction = _gradient_reduction(rows, slowest, cluster, factors)
     traffic = sharded_parameters(rows, 1) * _OPTIMIZER_BYTES * factors.optimizer
     optimizer = stream_time(traffic, cluster.device, factors)
-    compute = m * (slowest - layers * scale * exposed.total - host)
+    shared = np.where(slowest > last, 0.0, shared)  # what of them the slowest stage waits for
+    compute = m * (slowest - layers * scale * exposed.total - host - shared)
     hosts = m * host + _HOST_STEP_S * factors.step
     each = m * layers * scale
     exposed_dp = reduction + each * exposed.fsdp
-    axes = each * (exposed.tp + exposed.cp + exposed.ep + exposed.offload)
+    exposed_tp = each * exposed.tp + m * shared
+    axes = exposed_tp + each * (exposed.cp + exposed.ep + exposed.offload)
     return StepTime(
         step=compute + bubble + axes + exposed_pp + exposed_dp + optimizer + hosts,
         compute=compute,
         bubble=bubble,
-        exposed_tp=each * exposed.tp,
+        exposed_tp=exposed_tp,
         exposed_cp=each * exposed.cp,
         exposed_ep=each * exposed.ep,
         exposed_pp=exposed_pp,
@@ -113,6 +116,17 @@ def step_time(
         head=head,
         hop=hop,
     )
+
+
+def vocabulary_sums(rows: Columns, cluster: Cluster, factors: Coefficients) -> Column:
+    """Seconds of a micro-batch in which the last stage's tensor ranks of this system sum the float32 gradient of the
+    head's input, where it is the only stage also the rows of the embedding, and tell each other log-sum-exps, some rows
+    at a time."""
+    size = rows.head_tokens * rows.hidden * 2
+    embedded = np.where(rows.pp > 1, 1.5, 2.5)
+    chunks = np.ceil(rows.head_tokens * rows.vocab / rows.tp / CHUNK)
+    told = chunks * all_gather(8 * rows.tp * rows.head_tokens / chunks, rows.tp, 1.0, cluster, factors)
+    return np.where(rows.ours, embedded * all_reduce(size, rows.tp, 1.0, cluster, factors) + told, 0.0)
 
 
 def _layer_communication(rows: Columns, layer: LayerTime, cluster: Cluster, factors: Coefficients) -> _Exposed:
@@ -227,7 +241,7 @@ def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factor
     work = slowest * 2 / 3  # of a micro-batch, the backward
     late = np.where(rows.fsdp < 2, exposed_in_buckets(rows, reduce, latency, work), _hidden(reduce, work))
     exposed = np.where(rows.overlap > 0, late, reduce)
-    words = rows.vocab * rows.hidden / rows.vocab_ranks * 2
+    words = rows.vocab * rows.hidden / rows.tp * 2
     pair = np.where(rows.pp > 1, 2.0, 1.0)
     distance = np.minimum(rows.tp * rows.cp * rows.dp, cluster.node)
     return exposed + rows.tied * all_reduce(words, pair, distance, cluster, factors)
