@@ -75,7 +75,7 @@ def test_a_lost_rank_is_told_as_such_from_within_a_program() -> None:
 def graph(level: str, *disable: str) -> fx.Graph:
     """A block of one of two tensor-parallel ranks, forward and backward."""
     config = ModelConfig(**MODEL)
-    decoder = Decoder(local_config(config, 2))
+    decoder = Decoder(local_config(config, 2, config.vocab_size))
     ops = cut_operators(operators("bitwise"), 2, 1, adding("tp"), "over tp")
     batch = Packed.of([2, 3])
     stage = block_stage(decoder.layers[0], ops, batch, decoder.rope_tables(batch)[0], None, torch.bfloat16, True)

@@ -41,6 +41,7 @@ def _argument(recipe: Recipe, slot: int, rows: int) -> Any:
         return members[0] if kind == "a" else members
     readers = {
         "n": lambda: None, "b": lambda: text == "1", "i": lambda: int(text), "f": lambda: float.fromhex(text),
-        "d": lambda: getattr(torch, text), "s": lambda: text, "l": lambda: [int(part) for part in text.split(",")],
+        "d": lambda: getattr(torch, text), "s": lambda: text, "g": lambda: text,
+        "l": lambda: [int(part) for part in text.split(",")],
     }  # fmt: skip
     return readers[kind]()

@@ -90,7 +90,7 @@ class _Loss(Function):
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         found = how.part(
-            hidden.contiguous(), weight.detach().contiguous(), targets.to(torch.int64).contiguous(),
+            hidden.contiguous(), weight.contiguous(), targets.to(torch.int64).contiguous(),
             token_weights.contiguous(), Asked(z_loss, softcap, entropy, need_hidden, need_weight),
         )  # fmt: skip
         d_hidden = how.add(found.d_hidden, hidden.dtype) if need_hidden else None

@@ -7,8 +7,9 @@ log-sum-exp.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.ops.operators import Numerics
+from lockstep.ops.raw.linear import panels
 from lockstep.ops.raw.vocabulary import HELD
 from lockstep.ops.tree import neighbour_sum
 
@@ -76,12 +78,15 @@ class PartOfLoss(NamedTuple):
 
 def part_of_loss(
     numerics: Numerics, segments: Segments, gather: Gather, hidden: Tensor, weight: Tensor, targets: Tensor,
-    token_weights: Tensor, asked: Asked, out: PartOfLoss | None = None,
+    token_weights: Tensor, asked: Asked, out: PartOfLoss | None = None, memory: Tensor | None = None,
 ) -> PartOfLoss:  # fmt: skip
     """hidden [T, D] times this device's weight [v, D], all contiguous. All devices must call it alike. out: memory for
-    the results."""
+    the results; memory: `working_bytes` to work in."""
     _check_targets(targets, segments.vocabulary)
-    head = (_Contract if numerics == "bitwise" else _Plain)(weight, hidden.dtype, segments, asked)
+    if numerics == "fast":
+        head: Head = _Plain(weight, hidden.dtype, segments, asked)
+    else:
+        head = _Contract(weight, hidden.dtype, segments, asked, _Working(segments, hidden, asked, memory))
     found = out or empty_part(hidden, weight, asked)
     found.d_weight.zero_()
     losses = found.logprobs.new_empty(len(hidden), 1)
@@ -134,6 +139,53 @@ def empty_part(hidden: Tensor, weight: Tensor, asked: Asked) -> PartOfLoss:
     )
 
 
+def working_bytes(segments: Segments, hidden: Tensor, asked: Asked) -> int:
+    """What the contract's kernels work in."""
+    return sum(_whole_lines(shape, dtype) for shape, dtype in _places(segments, hidden, asked).values())
+
+
+Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+def _places(segments: Segments, hidden: Tensor, asked: Asked) -> dict[str, Shape]:
+    """The weight packed by columns, and by rows for each segment; logits and their gradient, and the hidden states
+    packed by rows, of a chunk."""
+    (rows, width), dtype, held = hidden.shape, hidden.dtype, segments.held
+    step = min(rows, segments.rows_at_a_time)
+    found: dict[str, Shape] = {"columns": ((panels(held), width, 16), dtype), "logits": ((step, held), torch.float32)}
+    if asked.hidden_gradient or asked.weight_gradient:
+        found["d_logits"] = (step, held), dtype
+    if asked.hidden_gradient:
+        sizes = [len(part) for part in torch.empty(held, 0).tensor_split(segments.here)]
+        found |= {f"rows{i}": ((panels(width), size, 16), dtype) for i, size in enumerate(sizes)}
+    if asked.weight_gradient:
+        found["x"] = (panels(width), step, 16), dtype
+    return found
+
+
+def _whole_lines(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return (math.prod(shape) * dtype.itemsize + 63) // 64 * 64
+
+
+class _Working:
+    """Tensors to work in, one after the other in a piece of memory; or each by itself where none is given."""
+
+    def __init__(self, segments: Segments, hidden: Tensor, asked: Asked, memory: Tensor | None) -> None:
+        self._of: dict[str, Tensor] = {}
+        at = 0
+        for name, (shape, dtype) in _places(segments, hidden, asked).items():
+            size = math.prod(shape) * dtype.itemsize
+            if memory is None:
+                self._of[name] = hidden.new_empty(math.prod(shape), dtype=dtype)
+            else:
+                self._of[name] = memory[at : at + size].view(dtype)
+            at += _whole_lines(shape, dtype)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """For a chunk's rows."""
+        return self._of[name][: math.prod(shape)].view(shape)
+
+
 class Head(ABC):
     """The products and sums of a device's part of the head, in one numerics mode. Logits float32 [r, v]."""
 
@@ -177,16 +229,19 @@ class Head(ABC):
 class _Contract(Head):
     """By the contract's kernels; the weight is packed once for all chunks."""
 
-    def __init__(self, weight: Tensor, dtype: torch.dtype, segments: Segments, asked: Asked) -> None:
+    def __init__(self, weight: Tensor, dtype: torch.dtype, segments: Segments, asked: Asked, working: _Working) -> None:
         super().__init__(weight, dtype, segments, asked)
-        self.raw = torch.ops.lockstep
-        self.columns = self.raw.pack_columns(weight, dtype)
+        self.raw, self.working, width = torch.ops.lockstep, working, weight.shape[1]
+        columns = working.take("columns", panels(len(weight)), width, 16)
+        self.columns = self.raw.pack_columns.out(weight, dtype, out=columns)
         own = self.parts(weight, 0) if asked.hidden_gradient else []
-        self.rows = [self.raw.pack_rows(part, dtype) for part in own]
+        places = [working.take(f"rows{i}", panels(width), len(part), 16) for i, part in enumerate(own)]
+        self.rows = [self.raw.pack_rows.out(part, dtype, out=at) for part, at in zip(own, places, strict=True)]
 
     def logits(self, x: Tensor) -> Tensor:
-        y: Tensor = self.raw.gemm(x, self.columns, len(self.weight), None, torch.float32)
-        return self.raw.softcap(y, self.asked.softcap) if self.asked.softcap else y
+        y = self.working.take("logits", len(x), len(self.weight))
+        self.raw.gemm.out(x, self.columns, len(self.weight), None, torch.float32, out=y)
+        return self.raw.softcap.out(y, self.asked.softcap, out=y) if self.asked.softcap else y
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
         return self.raw.log_sum_exp(logits, self.segments.here)
@@ -198,18 +253,17 @@ class _Contract(Head):
         return self.raw.entropies(logits, log_z, self.segments.here)
 
     def gradient(self, logits: Tensor, log_z: Tensor, targets: Tensor, token_weights: Tensor) -> Tensor:
-        asked, first = self.asked, self.segments.first
-        d: Tensor = self.raw.cross_entropy_backward(
-            logits, log_z, targets, token_weights, asked.z_loss, asked.softcap, first, self.dtype
-        )
-        return d
+        asked, first, d = self.asked, self.segments.first, self.working.take("d_logits", *logits.shape)
+        factors = asked.z_loss, asked.softcap, first, self.dtype
+        return self.raw.cross_entropy_backward.out(logits, log_z, targets, token_weights, *factors, out=d)
 
     def d_hidden(self, d_logits: Tensor) -> Tensor:
         width, parts = self.weight.shape[1], zip(self.parts(d_logits, 1), self.rows, strict=True)
         return neighbour_sum([self.raw.gemm(d, rows, width, None, torch.float32) for d, rows in parts])
 
     def add_weight_gradient(self, d_logits: Tensor, x: Tensor, sum: Tensor) -> None:
-        self.raw.gemm_transposed_add(d_logits, self.raw.pack_rows(x, self.dtype), sum)
+        rows = self.working.take("x", panels(x.shape[1]), len(x), 16)
+        self.raw.gemm_transposed_add(d_logits, self.raw.pack_rows.out(x, self.dtype, out=rows), sum)
 
     def total(self, losses: Tensor) -> Tensor:
         return self.raw.column_sums(losses)[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.ops.cut_vocabulary import Part
-from lockstep.ops.head_parts import Asked, PartOfLoss, Segments, empty_part, part_of_loss
+from lockstep.ops.head_parts import Asked, PartOfLoss, Segments, empty_part, part_of_loss, working_bytes
 from lockstep.parallel.collectives import Axis
 from lockstep.parallel.nodes import define_results
 
@@ -29,23 +29,26 @@ def node_of(segments: Segments, axis: str) -> Part:
 
     def part(hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, asked: Asked) -> PartOfLoss:
         found = torch.ops.lockstep_mesh.part_of_loss(hidden, weight, targets, token_weights, *asked, cut, axis)
-        return PartOfLoss(*found)
+        return PartOfLoss(*found[:-1])
 
     return part
 
 
 def _shapes(hidden: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple(empty_part(hidden, weight, _asked(rest)))
+    """The results, and what is worked in: nobody reads that, so a program gives it a place among its intermediates."""
+    asked = _asked(rest)
+    size = working_bytes(Segments(*rest[-1]), hidden, asked)
+    return *empty_part(hidden, weight, asked), hidden.new_empty(size, dtype=torch.uint8)
 
 
 def _run(axis: Axis, out: Sequence[Tensor], hidden: Tensor, weight: Tensor, *rest: Any) -> None:
     targets, token_weights, *_, cut = rest
-    rows = hidden, weight, targets, token_weights
-    part_of_loss("bitwise", Segments(*cut), axis.gather, *rows, _asked(rest), PartOfLoss(*out))
+    rows, (*results, memory) = (hidden, weight, targets, token_weights), out
+    part_of_loss("bitwise", Segments(*cut), axis.gather, *rows, _asked(rest), PartOfLoss(*results), memory)
 
 
 def _asked(rest: Sequence[Any]) -> Asked:
     return Asked(*rest[2:7])
 
 
-define_results("part_of_loss", _ARGUMENTS, len(PartOfLoss._fields), _shapes, _run)
+define_results("part_of_loss", _ARGUMENTS, len(PartOfLoss._fields) + 1, _shapes, _run)
