@@ -192,11 +192,17 @@ def _compile(compiler: Compiler, isa: str, work: Path) -> None:
     kept.mkdir(exist_ok=True)
     objects = {source: kept / f"{source.stem}-{_key(compiler, isa, source)}.o" for source in _sources()}
     missing = [(source, target) for source, target in objects.items() if not target.exists()]
+    missing.sort(key=lambda pair: not _reads_pytorch(pair[0]))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda pair: _compile_one(compiler, isa, work, *pair), missing))
     libraries = [f"-L{path}" for path in library_paths()]
     link = [compiler.path, "-shared", "-fopenmp", *map(str, objects.values()), *libraries, "-lc10", "-ltorch_cpu"]
     _run([*link, "-o", str(work / "liblockstep.so")])
+
+
+def _reads_pytorch(source: Path) -> bool:
+    """Whether a source includes PyTorch's headers: it takes four times as long as others, so it is begun first."""
+    return any(b"#include <torch/" in file.read_bytes() for file in _with_headers(source))
 
 
 def _compile_one(compiler: Compiler, isa: str, work: Path, source: Path, target: Path) -> None:

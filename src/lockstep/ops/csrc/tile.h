@@ -13,8 +13,11 @@ namespace lockstep {
 constexpr int TILE_ROWS = 6;
 #if defined(LOCKSTEP_AVX512)
 constexpr int tile_panels(int rows) { return rows <= 2 ? 8 : 4; }
+// Copied into the loops around it GCC runs out of general registers: strides and the counter go to the stack.
+#define TILE __attribute__((noinline)) inline
 #else
 constexpr int tile_panels(int rows) { return rows <= 2 ? 2 : 1; }
+#define TILE inline
 #endif
 
 // The height of the next tile where so many rows are left: none is low, where that can be, since fewer sums than the
@@ -48,8 +51,8 @@ struct Nothing {
 
 // FRESH: the chains start from 0 and not from what c holds.
 template <int R, int P, bool FRESH, typename T, typename A>
-inline void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t b_stride,
-                 int64_t panel_stride, float* c, int64_t ldc, A ahead) {
+TILE void tile(int64_t depth, const float* a, int64_t row_stride, int64_t k_stride, const T* b, int64_t b_stride,
+               int64_t panel_stride, float* c, int64_t ldc, A ahead) {
   using Lanes = decltype(load_split(b));
   F16 acc[R][P];
 #pragma GCC unroll 6

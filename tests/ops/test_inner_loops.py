@@ -1,0 +1,40 @@
+"""What the compiler made of the micro-kernel: every sum of a tile in a register for as long as its loop runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lockstep.ops import build
+from tests.ops.inner_loops import Loop, micro_kernel
+
+pytestmark = pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump to read machine code with")
+
+
+def compiled(isa: str, folder: Path) -> list[Loop]:
+    target = folder / "products.o"
+    build._compile_one(build.find_compiler(), isa, folder, build.CSRC / "gemm.cpp", target)
+    return micro_kernel(target)
+
+
+@pytest.mark.skipif(build.best_isa() == "plain", reason="the plain build has no vector registers")
+def test_no_vector_of_the_machines_own_build_lies_on_the_stack() -> None:
+    isa, source = build.best_isa(), build.CSRC / "gemm.cpp"
+    whole = build.library(isa)
+    kept = build.cache_dir().parent / "objects" / f"gemm-{build._key(build.find_compiler(), isa, source)}.o"
+    loops = micro_kernel(kept if kept.exists() else whole)
+    assert len(loops) >= 12, "loops of every height, of both dtypes"
+    assert not [loop for loop in loops if loop.on_stack]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["avx512-bf16", "avx512"])
+def test_no_vector_of_an_avx512_build_lies_on_the_stack(isa: str, tmp_path: Path) -> None:
+    """pytest -m slow tests/ops/test_inner_loops.py"""
+    loops = compiled(isa, tmp_path)
+    assert not [loop for loop in loops if loop.on_stack]
+    widest = max(loops, key=lambda loop: loop.multiply_adds)
+    assert (widest.multiply_adds, widest.loads) == (24, 10), "six rows, four panels"
+    assert any("vdpbf16ps" in line for loop in loops for line in loop.instructions) == (isa == "avx512-bf16")
