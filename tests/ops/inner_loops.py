@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MULTIPLY_ADD = re.compile(r"v(dpbf16ps|fmadd\d+ps)\s.*%[yz]mm")
+KERNEL = re.compile(r"^void lockstep::(tile|row_tiles|some_rows)<")
 VECTOR_ON_STACK = re.compile(r"\(%r[sb]p.*%[yz]mm|%[yz]mm.*\(%r[sb]p")
 
 
@@ -41,10 +42,11 @@ class Loop:
 
 
 def micro_kernel(code: Path) -> list[Loop]:
-    """The loops of `tile` (csrc/tile.h) in an object or a library."""
+    """The loops of `tile` (csrc/tile.h) in an object or a library, also where the compiler copied it into its callers."""
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(code)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = (Loop(name, loop) for name, body in _functions(text) if "::tile<" in name for loop in _innermost(body))
+    kernels = ((name, body) for name, body in _functions(text) if KERNEL.search(name))
+    found = (Loop(name, loop) for name, body in kernels for loop in _innermost(body))
     return [loop for loop in found if loop.multiply_adds > 0]
 
 
