@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MULTIPLY_ADD = re.compile(r"v(dpbf16ps|fmadd\d+ps)\s.*%[yz]mm")
-KERNEL = re.compile(r"^void lockstep::(tile|row_tiles|some_rows)<")
 VECTOR_ON_STACK = re.compile(r"\(%r[sb]p.*%[yz]mm|%[yz]mm.*\(%r[sb]p")
 
 
@@ -42,11 +41,10 @@ class Loop:
 
 
 def micro_kernel(code: Path) -> list[Loop]:
-    """The loops of `tile` (csrc/tile.h) in an object or a library, also where the compiler copied it into its callers."""
+    """The loops of `tile` (csrc/tile.h) in an object or a library, but for those copied into its callers."""
     command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(code)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    kernels = ((name, body) for name, body in _functions(text) if KERNEL.search(name))
-    found = (Loop(name, loop) for name, body in kernels for loop in _innermost(body))
+    found = (Loop(name, loop) for name, body in _functions(text) if "::tile<" in name for loop in _innermost(body))
     return [loop for loop in found if loop.multiply_adds > 0]
 
 

@@ -25,7 +25,7 @@ def test_no_vector_of_the_machines_own_build_lies_on_the_stack() -> None:
     whole = build.library(isa)
     kept = build.cache_dir().parent / "objects" / f"gemm-{build._key(build.find_compiler(), isa, source)}.o"
     loops = micro_kernel(kept if kept.exists() else whole)
-    assert len(loops) >= 12, "loops of every height, of both dtypes"
+    assert len(loops) >= 4, "of both dtypes, more than one height"
     assert not [loop for loop in loops if loop.on_stack]
 
 
