@@ -199,5 +199,5 @@ def test_the_commands_list_and_clear_them(smollm2, tmp_path, monkeypatch, capsys
     assert run(["cache", "ls"]) == 0
     assert str(smollm2) in capsys.readouterr().out
     assert run(["cache", "clear", "--weights"]) == 0
-    assert "removed 1 entries" in capsys.readouterr().out
+    assert "removed 1 entry" in capsys.readouterr().out
     assert not list(packed.entries(packed.packed_dir()))

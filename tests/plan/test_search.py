@@ -49,8 +49,10 @@ def test_every_plan_fits_and_factors(plans):
         assert found.tokens_s == pytest.approx(plan.batch.tokens / found.step_s)
 
 
-def test_a_plan_is_what_predict_says(plans):
-    plan = next(plan for plan in plans if not plan.prediction.simulated)
+def test_a_plan_is_what_predict_says():
+    """Where nothing is simulated: a plan without a pipeline."""
+    plan = search("llama3-70b", "128xH100", seq=8192, global_batch_tokens=4 << 20, pins={"pp": 1}, top=1)[0]
+    assert not plan.prediction.simulated
     found = predict("llama3-70b", plan.layout, "128xH100", plan.batch)
     assert found.step_s == pytest.approx(plan.prediction.step_s)
 
@@ -111,7 +113,7 @@ def test_uneven_stages_pay_for_the_head():
 def test_cluster_that_cannot_hold_the_model():
     with pytest.raises(LockstepError, match=r"16xH100 cannot hold llama3-405b .*B more than .* What would: \d+xH100"):
         search("llama3-405b", "16xH100", seq=8192, global_batch_tokens=4 << 20)
-    with pytest.raises(LockstepError, match="What would: 32xA100-80"):
+    with pytest.raises(LockstepError, match="What would: 16xA100-80"):
         search("llama3-70b", "8xA100-80", seq=4096, global_batch_tokens=1 << 20)
     with pytest.raises(LockstepError, match="same cluster without the pins"):
         search("llama3-70b", "64xH100", seq=4096, global_batch_tokens=1 << 20, pins={"tp": 1, "pp": 1, "fsdp": 0})
@@ -327,18 +329,21 @@ def test_offload_stays_within_the_hosts_memory():
 
 
 def test_tensor_parallelism_is_counted_as_the_trainer_runs_it():
-    """Embedding and head are whole on every tensor rank; shared rows keep less and move a little less."""
+    """Embedding, head and layers are cut; shared rows keep less and move a little less."""
     asked = {"seq": 2048, "global_batch_tokens": 1 << 18}
     pins = {"pp": 1, "tp": 4, "fsdp": 1, "micro_batch": 1, "recompute": "none"}
     shared, whole = (search("llama3-1b", "8xH100", **asked, pins={**pins, "sequence_parallel": n})[0] for n in (1, 0))
     assert (shared.layout.sequence_parallel, whole.layout.sequence_parallel) == (True, False)
     words, layer = 128256 * 2048, 2048 * (32 + 8 + 8 + 32) * 64 + 3 * 2048 * 8192
     for plan in (shared, whole):
-        assert plan.prediction.memory_parts["weights"] == pytest.approx(4 * (words + 16 * layer / 4) / 1e9, rel=1e-3)
+        assert plan.prediction.memory_parts["weights"] == pytest.approx(4 * (words + 16 * layer) / 4 / 1e9, rel=1e-3)
     # Six of the tensors that a layer keeps have the width of the residual stream and all rows of it.
     less = whole.prediction.memory_parts["activations"] - shared.prediction.memory_parts["activations"]
     assert less == pytest.approx(16 * 6 * (2048 * 2048 * 2) * 3 / 4 / 1e9)
-    assert shared.prediction.exposed["tp"] == pytest.approx(10 / 10.5 * whole.prediction.exposed["tp"])
+    # A layer's sums take 10 / 10.5 of the time; those of embedding and head, less than a layer's, are the same.
+    moved = [plan.prediction.exposed["tp"] for plan in (shared, whole)]
+    layers = (moved[1] - moved[0]) * 10.5 / 0.5
+    assert 0 < moved[1] - layers < layers / 16
     with pytest.raises(LockstepError, match="expected 0 to 1"):
         search("llama3-1b", "8xH100", **asked, pins={"sequence_parallel": 2})
 

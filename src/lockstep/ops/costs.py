@@ -214,7 +214,7 @@ _ROWS_ONLY = {
     "aten::embedding": {"weight": "indices"},
     "aten::index_select": {"self": "index"},
 }
-"""Arguments of which only the rows that another argument names are read."""
+"""Arguments of which only the rows that another argument names are read, each once."""
 
 
 _PAGE_WRITES = {
@@ -237,7 +237,8 @@ def _traffic(name: str, operator: OpOverload, a: Named, result: Any) -> tuple[in
     for key, value in a.items():
         for tensor in _tensors(value):
             few = _ROWS_ONLY.get(name, {}).get(key)
-            size = _size(tensor) if few is None else a[few].numel() * _size(tensor) // max(tensor.shape[0], 1)
+            rows = max(len(tensor), 1) if few is not None else 1
+            size = _size(tensor) if few is None else min(a[few].numel(), rows) * _size(tensor) // rows
             read += 0 if key in outs else size
             written += size if key in targets else 0
     if not targets:

@@ -144,6 +144,7 @@ def _check(problem: BalanceProblem) -> None:
     """Raise LockstepError for a number that is none, or a part of another type."""
     for name in ("stages", "micro_batches", "chunks", "min_layers"):
         whole(getattr(problem, name), f"balance: {name}", least=0 if name == "min_layers" else 1)
+    instance(problem.schedule, str, "balance: schedule")
     number(problem.memory_limit, "balance: memory_limit", above=True)
     for name in ("head", "tail"):
         end = instance(getattr(problem, name), End, f"balance: {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import islice, takewhile
@@ -67,7 +68,7 @@ def search(
         coefficients=coefficients,
         dtype=dtype,
     )
-    plans = list(islice(fitting, top))
+    plans = list(islice(fitting, min(top, sys.maxsize)))
     return [plans[0], *(compared(plan, plans[0]) for plan in plans[1:])]
 
 
