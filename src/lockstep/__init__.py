@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from lockstep.lazy import importer
 
-# Before torch brings OpenMP in. Its threads would wait for work by spinning, which on a machine that does anything
-# else as well holds the very cores that the work needs: 20 times fewer tokens a second were measured with two other
-# processes on two cores. Asleep they cost a few microseconds a kernel. A policy set by the user stays.
+# Before torch brings OpenMP in, whose threads run torch's own operators (ours have a team: ops/csrc/team.h). They would
+# wait for work by spinning, which on a machine that does anything else as well holds the very cores that the work
+# needs: 20 times fewer tokens a second were measured with two other processes on two cores. A policy set by the user
+# stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 if TYPE_CHECKING:

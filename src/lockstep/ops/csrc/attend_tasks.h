@@ -1,8 +1,6 @@
 // The tasks of attention over blocks of keys, and the walk of one task through its blocks.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -10,6 +8,7 @@
 
 #include "attend.h"
 #include "kernels.h"
+#include "team.h"
 
 namespace lockstep {
 
@@ -56,7 +55,7 @@ inline int64_t reads(const std::vector<Task>& list, const AttentionShape& a) {
 // Every (sequence, kv head, run of query positions), the longest walks first so that threads end together. A run is as
 // long as leaves every thread several: a block of keys is laid out once for all its rows.
 inline std::vector<Task> tasks(const AttentionShape& a) {
-  const int64_t per = a.heads / a.kv_heads, share = a.tokens * a.heads / (8 * omp_get_max_threads());
+  const int64_t per = a.heads / a.kv_heads, share = a.tokens * a.heads / (8 * threads());
   const int64_t run = std::max<int64_t>(1, std::clamp(share, GROUP_ROWS, MOST_ROWS) / per);
   std::vector<Task> list;
   for (int64_t s = 0; s < a.sequences; s++)
@@ -67,6 +66,14 @@ inline std::vector<Task> tasks(const AttentionShape& a) {
     return a.positions[x.first + x.count - 1] > a.positions[y.first + y.count - 1];
   });
   return list;
+}
+
+// body(sequence, kv head) for all of them; every element of a token's head takes so long as `cost` of a stream.
+template <typename Body>
+void each_head(const AttentionShape& a, int64_t cost, Body body) {
+  const int64_t count = a.sequences * a.kv_heads;
+  each(count, count ? cost * a.tokens * a.dim / a.sequences : 0,
+       [&](int64_t i) { body(i / a.kv_heads, i % a.kv_heads); });
 }
 
 inline KeyBlock<float> panel_block(const float* k, const float* v, const AttentionShape& a) {

@@ -27,17 +27,16 @@ KeyBlock<float> widened(const T* k, const T* v, int64_t keys, const AttentionSha
 template <typename T>
 void write_kv(const T* k, const T* v, T* k_pages, T* v_pages, const int32_t* table, int64_t width,
               const AttentionShape& a) {
-#pragma omp parallel for schedule(static) collapse(2) if (a.tokens * a.kv_heads * a.dim > GRAIN)
-  for (int64_t s = 0; s < a.sequences; s++)
-    for (int64_t h = 0; h < a.kv_heads; h++)
-      for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
-        const int64_t page = table[s * width + a.positions[t] / BLOCK], slot = a.positions[t] % BLOCK;
-        const T* from = k + (t * a.kv_heads + h) * a.dim;
-        T* to = k_pages + (page * a.kv_heads + h) * a.dim * BLOCK + slot;
-        for (int64_t j = 0; j < a.dim; j++) to[j * BLOCK] = from[j];
-        std::copy_n(v + (t * a.kv_heads + h) * a.v_dim, a.v_dim,
-                    v_pages + ((page * a.kv_heads + h) * BLOCK + slot) * a.v_dim);
-      }
+  each_head(a, 1, [&](int64_t s, int64_t h) {
+    for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
+      const int64_t page = table[s * width + a.positions[t] / BLOCK], slot = a.positions[t] % BLOCK;
+      const T* from = k + (t * a.kv_heads + h) * a.dim;
+      T* to = k_pages + (page * a.kv_heads + h) * a.dim * BLOCK + slot;
+      for (int64_t j = 0; j < a.dim; j++) to[j * BLOCK] = from[j];
+      std::copy_n(v + (t * a.kv_heads + h) * a.v_dim, a.v_dim,
+                  v_pages + ((page * a.kv_heads + h) * BLOCK + slot) * a.v_dim);
+    }
+  });
 }
 
 template <typename T>
@@ -45,8 +44,7 @@ void attention_paged(const T* q, const T* k_pages, const T* v_pages, const int32
                      const AttentionShape& a) {
   const std::vector<Task> list = tasks(a);
   const int64_t per = a.heads / a.kv_heads, k_head = a.dim * BLOCK, v_head = a.v_dim * BLOCK;
-#pragma omp parallel for schedule(dynamic) if (reads(list, a) > 4 * GRAIN)
-  for (size_t i = 0; i < list.size(); i++) {
+  each_task(int64_t(list.size()), reads(list, a) > 4 * GRAIN, [&](int64_t i) {
     const Task& t = list[i];
     auto head = [&](int64_t b) { return table[t.sequence * width + b] * a.kv_heads + t.kv_head; };
     if (t.count * per <= FEW_ROWS) {
@@ -59,7 +57,7 @@ void attention_paged(const T* q, const T* k_pages, const T* v_pages, const int32
         return widened(k_pages + head(b) * k_head, v_pages + head(b) * v_head, keys, a, wide.get());
       });
     }
-  }
+  });
 }
 
 template <typename T>
@@ -72,22 +70,20 @@ void attention_packed(const T* q, const T* k, const T* v, T* out, float* lse, co
   const int64_t k_size = a.dim * BLOCK, v_size = a.v_dim * BLOCK;
   const std::unique_ptr<float[]> keys(new float[a.kv_heads * blocks * k_size]);
   const std::unique_ptr<float[]> values(new float[a.kv_heads * blocks * v_size]);
-#pragma omp parallel for schedule(static) collapse(2)
-  for (int64_t h = 0; h < a.kv_heads; h++)
-    for (int64_t s = 0; s < a.sequences; s++)
-      for (int64_t t = a.starts[s], at = h * blocks + first_block[s]; t < a.starts[s + 1]; t += BLOCK, at++) {
-        const int64_t count = std::min<int64_t>(BLOCK, a.starts[s + 1] - t);
-        turned_panels(k + t * k_row + h * a.dim, k_row, count, a.dim, keys.get() + at * k_size);
-        plain_panels(v + t * v_row + h * a.v_dim, v_row, count, a.v_dim, values.get() + at * v_size);
-      }
+  each_head(a, 1, [&](int64_t s, int64_t h) {
+    for (int64_t t = a.starts[s], at = h * blocks + first_block[s]; t < a.starts[s + 1]; t += BLOCK, at++) {
+      const int64_t count = std::min<int64_t>(BLOCK, a.starts[s + 1] - t);
+      turned_panels(k + t * k_row + h * a.dim, k_row, count, a.dim, keys.get() + at * k_size);
+      plain_panels(v + t * v_row + h * a.v_dim, v_row, count, a.v_dim, values.get() + at * v_size);
+    }
+  });
   const std::vector<Task> list = tasks(a);
-#pragma omp parallel for schedule(dynamic) if (reads(list, a) > 4 * GRAIN)
-  for (size_t i = 0; i < list.size(); i++) {
+  each_task(int64_t(list.size()), reads(list, a) > 4 * GRAIN, [&](int64_t i) {
     const int64_t at = list[i].kv_head * blocks + first_block[list[i].sequence];
     attend(q, out, lse, a, list[i], [&](int64_t b, int64_t) {
       return panel_block(keys.get() + (at + b) * k_size, values.get() + (at + b) * v_size, a);
     });
-  }
+  });
 }
 
 #define ATTENTION(T)                                                                                                \

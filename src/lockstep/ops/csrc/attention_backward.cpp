@@ -13,6 +13,7 @@
 #include "kernels.h"
 #include "math16.h"
 #include "panels.h"
+#include "team.h"
 #include "tile.h"
 
 namespace lockstep {
@@ -141,13 +142,12 @@ void attention_backward(const T* q, const T* k, const T* v, const T* out, const 
   std::iota(order.begin(), order.end(), 0);
   auto length = [&](int64_t s) { return a.starts[s + 1] - a.starts[s]; };
   std::stable_sort(order.begin(), order.end(), [&](int64_t x, int64_t y) { return length(x) > length(y); });
-#pragma omp parallel
-  {
-    Scratch w(a);
-#pragma omp for schedule(dynamic) collapse(2)
-    for (int64_t i = 0; i < a.sequences; i++)
-      for (int64_t h = 0; h < a.kv_heads; h++) head_gradients(q, k, v, out, lse, d_out, dq, dk, dv, a, order[i], h, w);
-  }
+  in_team(a.sequences * a.kv_heads, true, [&](Tasks& tasks) {
+    int64_t i = tasks.take();
+    if (i < 0) return;
+    for (Scratch w(a); i >= 0; i = tasks.take())
+      head_gradients(q, k, v, out, lse, d_out, dq, dk, dv, a, order[i / a.kv_heads], i % a.kv_heads, w);
+  });
 }
 
 template void attention_backward(const float*, const float*, const float*, const float*, const float*, const float*,

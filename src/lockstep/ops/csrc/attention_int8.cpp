@@ -35,32 +35,30 @@ float quantise(const T* x, int64_t dim, int8_t* to, int64_t step) {
 template <typename T>
 void write_kv_int8(const T* k, const T* v, const Int8Pages& pages, const int32_t* table, int64_t width,
                    const AttentionShape& a) {
-#pragma omp parallel for schedule(static) collapse(2) if (a.tokens * a.kv_heads * a.dim > GRAIN)
-  for (int64_t s = 0; s < a.sequences; s++)
-    for (int64_t h = 0; h < a.kv_heads; h++)
-      for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
-        const int64_t slot = a.positions[t] % BLOCK, from = t * a.kv_heads + h;
-        const int64_t head = table[s * width + a.positions[t] / BLOCK] * a.kv_heads + h;
-        pages.k_scale[head * BLOCK + slot] =
-            quantise(k + from * a.dim, a.dim, pages.k + head * a.dim * BLOCK + slot, BLOCK);
-        pages.v_scale[head * BLOCK + slot] =
-            quantise(v + from * a.v_dim, a.v_dim, pages.v + (head * BLOCK + slot) * a.v_dim, 1);
-      }
+  each_head(a, 1, [&](int64_t s, int64_t h) {
+    for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
+      const int64_t slot = a.positions[t] % BLOCK, from = t * a.kv_heads + h;
+      const int64_t head = table[s * width + a.positions[t] / BLOCK] * a.kv_heads + h;
+      pages.k_scale[head * BLOCK + slot] =
+          quantise(k + from * a.dim, a.dim, pages.k + head * a.dim * BLOCK + slot, BLOCK);
+      pages.v_scale[head * BLOCK + slot] =
+          quantise(v + from * a.v_dim, a.v_dim, pages.v + (head * BLOCK + slot) * a.v_dim, 1);
+    }
+  });
 }
 
 template <typename T>
 void attention_paged_int8(const T* q, const Int8Pages& pages, const int32_t* table, int64_t width, T* out,
                           const AttentionShape& a) {
   const std::vector<Task> list = tasks(a);
-#pragma omp parallel for schedule(dynamic) if (reads(list, a) > 4 * GRAIN)
-  for (size_t i = 0; i < list.size(); i++) {
+  each_task(int64_t(list.size()), reads(list, a) > 4 * GRAIN, [&](int64_t i) {
     const Task& t = list[i];
     attend(q, out, nullptr, a, t, [&](int64_t b, int64_t) {
       const int64_t head = table[t.sequence * width + b] * a.kv_heads + t.kv_head;
       return KeyBlock<int8_t>{pages.k + head * a.dim * BLOCK, BLOCK, 16, pages.v + head * BLOCK * a.v_dim, a.v_dim, 16,
                               pages.k_scale + head * BLOCK, pages.v_scale + head * BLOCK};
     });
-  }
+  });
 }
 
 #define INT8(T)                                                                                                      \

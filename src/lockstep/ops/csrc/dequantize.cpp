@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "team.h"
 #include "vec16.h"
 
 namespace lockstep {
@@ -103,12 +104,11 @@ struct Q6K {  // two halves of 128: 4 low bits in 64 bytes, 2 high bits in 32; 1
 template <typename Format, typename T>
 bool run(int kind, const uint8_t* blocks, int64_t count, T* out) {
   if (kind != Format::kind) return false;
-#pragma omp parallel for schedule(static) if (count > GRAIN)
-  for (int64_t i = 0; i < count / Format::count; i++) {
+  each(count / Format::count, Format::count, [&](int64_t i) {
     float y[Format::count];
     Format::read(blocks + i * Format::bytes, y);
     for (int j = 0; j < Format::count; j += 16) F16::load(y + j).store(out + i * Format::count + j);
-  }
+  });
   return true;
 }
 

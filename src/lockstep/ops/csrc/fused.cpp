@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "activation.h"
+#include "attend_tasks.h"
 #include "product.h"
 
 namespace lockstep {
@@ -115,31 +116,28 @@ void gemm_add(const float* x, const T* a, const T* weight, float* y, int64_t m, 
 template <typename T>
 void norm_rope(const T* x, const T* weight, float eps, float offset, const int32_t* positions, const float* table,
                T* y, float* rstd, int64_t tokens, int64_t heads, int64_t dim) {
-#pragma omp parallel for schedule(static) if (tokens * heads * dim > GRAIN)
-  for (int64_t row = 0; row < tokens * heads; row++) {
+  each(tokens * heads, dim, [&](int64_t row) {
     T* to = y + row * dim;
     rms_norm<T, T>(x + row * dim, weight, eps, offset, to, rstd + row, 1, dim, {});
     turn_head(to, table + positions[row / heads] * dim, to, dim);
-  }
+  });
 }
 
 template <typename T>
 void rope_write_kv(const T* k, const T* v, const float* rotary, T* k_pages, T* v_pages, const int32_t* table,
                    int64_t width, const AttentionShape& a) {
   // Every value of a key goes into a cache line of its own, which takes as long as some sixteen elements of a stream.
-#pragma omp parallel for schedule(static) collapse(2) if (16 * a.tokens * a.kv_heads * a.dim > GRAIN)
-  for (int64_t s = 0; s < a.sequences; s++)
-    for (int64_t h = 0; h < a.kv_heads; h++) {
-      std::vector<T> turned(a.dim);
-      for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
-        const int64_t page = table[s * width + a.positions[t] / BLOCK], slot = a.positions[t] % BLOCK;
-        const int64_t head = t * a.kv_heads + h, paged = page * a.kv_heads + h;
-        turn_head(k + head * a.dim, rotary + a.positions[t] * a.dim, turned.data(), a.dim);
-        T* to = k_pages + paged * a.dim * BLOCK + slot;
-        for (int64_t j = 0; j < a.dim; j++) to[j * BLOCK] = turned[j];
-        std::copy_n(v + head * a.v_dim, a.v_dim, v_pages + (paged * BLOCK + slot) * a.v_dim);
-      }
+  each_head(a, 16, [&](int64_t s, int64_t h) {
+    std::vector<T> turned(a.dim);
+    for (int64_t t = a.starts[s]; t < a.starts[s + 1]; t++) {
+      const int64_t page = table[s * width + a.positions[t] / BLOCK], slot = a.positions[t] % BLOCK;
+      const int64_t head = t * a.kv_heads + h, paged = page * a.kv_heads + h;
+      turn_head(k + head * a.dim, rotary + a.positions[t] * a.dim, turned.data(), a.dim);
+      T* to = k_pages + paged * a.dim * BLOCK + slot;
+      for (int64_t j = 0; j < a.dim; j++) to[j * BLOCK] = turned[j];
+      std::copy_n(v + head * a.v_dim, a.v_dim, v_pages + (paged * BLOCK + slot) * a.v_dim);
     }
+  });
 }
 
 #define FUSED(T)                                                                                                   \

@@ -17,8 +17,7 @@ namespace lockstep {
 
 template <typename S, typename T>
 void pack_columns(const S* source, int64_t n, int64_t k, T* out) {
-#pragma omp parallel for schedule(static) if (n * k > GRAIN)
-  for (int64_t p = 0; p < panels(n); p++) {
+  each(panels(n), PANEL * k, [&](int64_t p) {
     alignas(64) float block[256] = {}, turned[256];  // rows behind the last column of the product stay zero
     const int64_t width = std::min(PANEL, n - p * PANEL);
     for (int64_t c = 0; c < k; c += 16 * STEP<T>) {
@@ -27,18 +26,18 @@ void pack_columns(const S* source, int64_t n, int64_t k, T* out) {
       for (int64_t i = c, step = 0; step < 16 && i < k; i += STEP<T>, step++)
         store_step(F16::load(turned + 16 * step), k - i, out + (p * k + i) * PANEL);
     }
-  }
+  });
 }
 
 template <typename S, typename T>
 void pack_rows(const S* source, int64_t k, int64_t n, T* out) {
   constexpr int64_t ROWS = 32;  // of the source at a time: read along its rows, written along the panels
-#pragma omp parallel for schedule(static) if (n * k > GRAIN)
-  for (int64_t first = 0; first < k; first += ROWS)
+  each((k + ROWS - 1) / ROWS, ROWS * n, [&](int64_t r) {
     for (int64_t p = 0; p < panels(n); p++)
-      for (int64_t i = first; i < std::min(first + ROWS, k); i += STEP<T>)
+      for (int64_t i = r * ROWS; i < std::min((r + 1) * ROWS, k); i += STEP<T>)
         store_step(words_across<T>(source + i * n + p * PANEL, n, k - i, n - p * PANEL), k - i,
                    out + (p * k + i) * PANEL);
+  });
 }
 
 template <typename T, typename O>
@@ -64,12 +63,11 @@ void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T*
 
 template <typename T>
 void column_sums(const T* x, int64_t rows, int64_t columns, float* y) {
-#pragma omp parallel for schedule(static)
-  for (int64_t j = 0; j < columns; j += 16) {
+  each_sixteen(columns, rows, [&](int64_t j) {
     F16 s = F16::zero();
     for (int64_t i = 0; i < rows; i++) s = s + load_part(x + i * columns + j, columns - j);
     store_part(s, y + j, columns - j);
-  }
+  });
 }
 
 template void pack_columns(const float*, int64_t, int64_t, float*);

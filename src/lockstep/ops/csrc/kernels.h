@@ -1,5 +1,5 @@
 // The kernels' entry points. Plain C++ over pointers: no PyTorch header, so that a build takes seconds.
-// T is float or bf16. Sizes are in elements. Threads come from OpenMP; no result depends on their number.
+// T is float or bf16. Sizes are in elements. Threads share a kernel's tasks (team.h): no result depends on them.
 #pragma once
 
 #include <cstdint>

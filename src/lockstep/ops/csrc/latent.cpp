@@ -12,6 +12,7 @@
 #include "attend.h"
 #include "latent.h"
 #include "panels.h"
+#include "team.h"
 
 namespace lockstep {
 
@@ -78,8 +79,9 @@ template <typename T>
 void attention_latent(const T* q, const T* pages, const int32_t* table, int64_t width, T* out,
                       const AttentionShape& a) {
   const std::vector<Task> list = tasks(a);
-#pragma omp parallel for schedule(dynamic) if (a.tokens * a.heads * a.dim > GRAIN / 4)
-  for (size_t i = 0; i < list.size(); i++) attend_latents(q, pages, table + list[i].sequence * width, out, a, list[i]);
+  each_task(int64_t(list.size()), a.tokens * a.heads * a.dim > GRAIN / 4, [&](int64_t i) {
+    attend_latents(q, pages, table + list[i].sequence * width, out, a, list[i]);
+  });
 }
 
 #define LATENT(T)                                                                                \

@@ -4,52 +4,49 @@
 // whichever rows are in the group; with its gated activation it is that of fused.cpp. A token's output is a chain of fma of weight with the expert's output over its
 // experts in ascending order, in float32, rounded once. Gradients: of a weight matrix, a chain over the expert's rows
 // (tokens ascending); of a token, the sum over its experts, ascending; of a router weight, sixteen lanes, then a tree.
-#include <omp.h>
-
 #include <algorithm>
 #include <memory>
 #include <vector>
 
 #include "kernels.h"
 #include "moe.h"
+#include "team.h"
 #include "vec16.h"
 
 namespace lockstep {
 
 template <typename T>
 void dispatch(const T* x, const int32_t* rows, T* y, int64_t count, int64_t d) {
-#pragma omp parallel for schedule(static) if (count * d > GRAIN)
-  for (int64_t r = 0; r < count; r++) std::copy_n(x + int64_t(rows[r]) * d, d, y + r * d);
+  each(count, d, [&](int64_t r) { std::copy_n(x + int64_t(rows[r]) * d, d, y + r * d); });
 }
 
 template <typename T>
 void dispatch_backward(const T* dy, const int32_t* slots, T* dx, int64_t tokens, int64_t top_k, int64_t d) {
-#pragma omp parallel for schedule(static) if (tokens * top_k * d > GRAIN)
-  for (int64_t t = 0; t < tokens; t++)
+  each(tokens, top_k * d, [&](int64_t t) {
     for (int64_t i = 0; i < d; i += 16) {
       F16 s = F16::zero();
       for (int64_t j = 0; j < top_k; j++) s = s + load_part(dy + slots[t * top_k + j] * d + i, d - i);
       store_part(s, dx + t * d + i, d - i);
     }
+  });
 }
 
 template <typename T>
 void combine(const T* y, const float* weights, const int32_t* slots, T* out, int64_t tokens, int64_t top_k, int64_t d) {
-#pragma omp parallel for schedule(static) if (tokens * top_k * d > GRAIN)
-  for (int64_t t = 0; t < tokens; t++)
+  each(tokens, top_k * d, [&](int64_t t) {
     for (int64_t i = 0; i < d; i += 16) {
       F16 s = F16::zero();
       for (int64_t j = 0; j < top_k; j++)
         s = fma(F16::all(weights[t * top_k + j]), load_part(y + slots[t * top_k + j] * d + i, d - i), s);
       store_part(s, out + t * d + i, d - i);
     }
+  });
 }
 
 template <typename T>
 void combine_backward(const T* d_out, const T* y, const float* weights, const int32_t* slots, T* dy, float* d_weights,
                       int64_t tokens, int64_t top_k, int64_t d) {
-#pragma omp parallel for schedule(static) if (tokens * top_k * d > GRAIN)
-  for (int64_t t = 0; t < tokens; t++)
+  each(tokens, top_k * d, [&](int64_t t) {
     for (int64_t j = 0; j < top_k; j++) {
       const int64_t row = slots[t * top_k + j] * d;
       const F16 w = F16::all(weights[t * top_k + j]);
@@ -61,6 +58,7 @@ void combine_backward(const T* d_out, const T* y, const float* weights, const in
       }
       d_weights[t * top_k + j] = sum(s);
     }
+  });
 }
 
 namespace {
@@ -77,13 +75,11 @@ void each_expert(const int32_t* offsets, int64_t experts, F f) {
     if (rows) active.push_back(e);
     largest = std::max(largest, rows);
   }
-  const int64_t threads = omp_get_max_threads(), count = int64_t(active.size());
-  const bool side_by_side = threads > 1 && count >= 2 * threads && largest * threads <= offsets[experts];
+  const int64_t most = threads(), count = int64_t(active.size());
+  const bool side_by_side = most > 1 && count >= 2 * most && largest * most <= offsets[experts];
   auto rows = [&](int64_t e) { return offsets[e + 1] - offsets[e]; };
   std::stable_sort(active.begin(), active.end(), [&](int64_t x, int64_t y) { return rows(x) > rows(y); });
-#pragma omp parallel for schedule(dynamic) if (side_by_side)
-  for (int64_t i = 0; i < count; i++)
-    f(active[i], int64_t(offsets[active[i]]), int64_t(offsets[active[i] + 1] - offsets[active[i]]));
+  each_task(count, side_by_side, [&](int64_t i) { f(active[i], int64_t(offsets[active[i]]), rows(active[i])); });
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "kernels.h"
+#include "team.h"
 #include "vec16.h"
 
 namespace lockstep {
@@ -41,8 +42,7 @@ void store_gradient(F16 v, const ResidualGradient<T>& r, X* dx, int64_t at, int6
 template <typename X, typename T>
 void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float* rstd, int64_t rows, int64_t d,
               Residual<T> residual) {
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, d, [&](int64_t i) {
     const X* xi = normed_row(x, residual, i, d);
     F16 squares = F16::zero();
     for (int64_t j = 0; j < d; j += 16) {
@@ -60,15 +60,14 @@ void rms_norm(const X* x, const T* weight, float eps, float offset, T* y, float*
       F16 w = load_part(weight + j, d - j) + F16::all(offset);
       store_part(load_part(xi + j, d - j) * F16::all(r) * w, y + i * d + j, d - j);
     }
-  }
+  });
 }
 
 // With h = x rstd and g = dy (w + offset): dx = rstd (g - h mean(g h)), dw = sum over rows of dy h.
 template <typename X, typename T>
 void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, const float* rstd, X* dx, float* dw,
                        int64_t rows, int64_t d, ResidualGradient<T> residual) {
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, d, [&](int64_t i) {
     const F16 r = F16::all(rstd[i]);
     auto h = [&](int64_t j) { return load_part(x + i * d + j, d - j) * r; };
     auto g = [&](int64_t j) {
@@ -78,7 +77,7 @@ void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, c
     for (int64_t j = 0; j < d; j += 16) dot = fma(g(j), h(j), dot);
     const F16 mean = F16::all(sum(dot) / float(d));
     for (int64_t j = 0; j < d; j += 16) store_gradient((g(j) - h(j) * mean) * r, residual, dx, i * d + j, d - j);
-  }
+  });
   rms_norm_weight_gradient<X, T>(dy, x, rstd, nullptr, dw, rows, d);
 }
 
@@ -86,23 +85,21 @@ void rms_norm_backward(const T* dy, const X* x, const T* weight, float offset, c
 template <typename X, typename T>
 void rms_norm_weight_gradient(const T* dy, const X* x, const float* rstd, const float* before, float* dw, int64_t rows,
                               int64_t d) {
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t j = 0; j < d; j += 16) {
+  each_sixteen(d, rows, [&](int64_t j) {
     F16 s = before ? load_part(before + j, d - j) : F16::zero();
     for (int64_t i = 0; i < rows; i++) {
       F16 h = load_part(x + i * d + j, d - j) * F16::all(rstd[i]);
       s = fma(load_part(dy + i * d + j, d - j), h, s);
     }
     store_part(s, dw + j, d - j);
-  }
+  });
 }
 
 // y = (x - mean) rstd w + b; the mean first, then the mean of the squared differences from it.
 template <typename X, typename T>
 void layer_norm(const X* x, const T* weight, const T* bias, float eps, T* y, float* mean, float* rstd, int64_t rows,
                 int64_t d, Residual<T> residual) {
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, d, [&](int64_t i) {
     const X* xi = normed_row(x, residual, i, d);
     F16 total = F16::zero(), squares = F16::zero();
     for (int64_t j = 0; j < d; j += 16) total = total + load_part(xi + j, d - j);
@@ -119,15 +116,14 @@ void layer_norm(const X* x, const T* weight, const T* bias, float eps, T* y, flo
       if (bias) v = v + load_part(bias + j, d - j);
       store_part(v, y + i * d + j, d - j);
     }
-  }
+  });
 }
 
 // With h = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - h mean(g h)), dw = sum of dy h, db = sum of dy.
 template <typename X, typename T>
 void layer_norm_backward(const T* dy, const X* x, const T* weight, const float* mean, const float* rstd, X* dx,
                          float* dw, float* db, int64_t rows, int64_t d, ResidualGradient<T> residual) {
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, d, [&](int64_t i) {
     const F16 m = F16::all(mean[i]), r = F16::all(rstd[i]);
     auto h = [&](int64_t j) { return (load_part(x + i * d + j, d - j) - m) * r; };
     auto g = [&](int64_t j) { return load_part(dy + i * d + j, d - j) * load_part(weight + j, d - j); };
@@ -139,9 +135,8 @@ void layer_norm_backward(const T* dy, const X* x, const T* weight, const float* 
     const F16 mean_g = F16::all(sum(total) / float(d)), mean_gh = F16::all(sum(dot) / float(d));
     for (int64_t j = 0; j < d; j += 16)
       store_gradient((g(j) - mean_g - h(j) * mean_gh) * r, residual, dx, i * d + j, d - j);
-  }
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t j = 0; j < d; j += 16) {
+  });
+  each_sixteen(d, rows, [&](int64_t j) {
     F16 s = F16::zero(), t = F16::zero();
     for (int64_t i = 0; i < rows; i++) {
       const F16 g = load_part(dy + i * d + j, d - j);
@@ -150,7 +145,7 @@ void layer_norm_backward(const T* dy, const X* x, const T* weight, const float* 
     }
     store_part(s, dw + j, d - j);
     store_part(t, db + j, d - j);
-  }
+  });
 }
 
 #define NORM(X, T)                                                                                                    \

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "team.h"
 #include "vec16.h"
 
 namespace lockstep {
@@ -15,8 +16,7 @@ void adamw(float* p, const float* g, float* m, float* v, int64_t count, const Ad
   const F16 scale = F16::all(f.scale), beta1 = F16::all(f.beta1), rest1 = F16::all(f.rest1);
   const F16 beta2 = F16::all(f.beta2), rest2 = F16::all(f.rest2), root = F16::all(f.root), eps = F16::all(f.eps);
   const F16 keep = F16::all(f.keep), lr = F16::all(f.lr);
-#pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < count; i += 16) {
+  each_sixteen(count, 1, [&](int64_t i) {
     const int64_t n = count - i;
     F16 gradient = load_part(g + i, n);
     if (f.scale != 1.0f) gradient = gradient * scale;
@@ -27,7 +27,7 @@ void adamw(float* p, const float* g, float* m, float* v, int64_t count, const Ad
     store_part(weight - first * lr / (sqrt(second) * root + eps), p + i, n);
     store_part(first, m + i, n);
     store_part(second, v + i, n);
-  }
+  });
 }
 
 namespace {
@@ -77,13 +77,10 @@ double square_sum(const float* x, int64_t count) {
   int64_t size = 1;
   while (size < blocks) size *= 2;
   std::vector<double> sums(size);  // zero where there is no block
-#pragma omp parallel if (count > 32 * GRAIN)  // a million elements take 0.2 ms: less would not pay for waking a thread
-  {
-    std::vector<double> held(SQUARE_BLOCK / 8);
-#pragma omp for schedule(static)
-    for (int64_t b = 0; b < blocks; b++)
-      sums[b] = block_square_sum(x + b * SQUARE_BLOCK, std::min(SQUARE_BLOCK, count - b * SQUARE_BLOCK), held.data());
-  }
+  auto held = [] { return std::vector<double>(SQUARE_BLOCK / 8); };
+  each(blocks, SQUARE_BLOCK, held, [&](std::vector<double>& held, int64_t b) {
+    sums[b] = block_square_sum(x + b * SQUARE_BLOCK, std::min(SQUARE_BLOCK, count - b * SQUARE_BLOCK), held.data());
+  });
   return join_all(sums.data(), size);
 }
 

@@ -1,8 +1,6 @@
 // The walk over a product's blocks, shared by every product whatever is done with its sums.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -10,6 +8,7 @@
 
 #include "kernels.h"
 #include "steps.h"
+#include "team.h"
 #include "tile.h"
 #include "transpose.h"
 
@@ -183,10 +182,12 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const R
              int64_t k, Begin begin, Finish finish) {
   int64_t all = 0;
   for (const auto& part : parts) all += panels(part.n);
-  const Cut cut(m, all, k, k_stride == 1, SIDES, DEPTH<T>, STEP<T>, omp_get_max_threads());
+  const Cut cut(m, all, k, k_stride == 1, SIDES, DEPTH<T>, STEP<T>, threads());
   const int64_t width = cut.width(), side = cut.rows * width;
-#pragma omp parallel if (SIDES * m * all * PANEL * k > 8 * GRAIN)
-  {
+  const bool worth = SIDES * m * all * PANEL * k > 8 * GRAIN;
+  in_team(cut.row_tasks * cut.column_tasks, worth, [&](Tasks& tasks) {
+    int64_t task = tasks.take();
+    if (task < 0) return;
     // Not vectors: a product of one row would spend longer on zeroing them than on its sums.
     const std::unique_ptr<float[]> left(new float[cut.left()]), c(new float[SIDES * side]);
     auto copy = [&](int64_t i0, int64_t rows, int64_t p0, float* to) {
@@ -205,20 +206,19 @@ void product(const T* a, int64_t row_stride, int64_t k_stride, std::span<const R
       }
       finish(t, c.get());
     };
-#pragma omp for collapse(2) schedule(dynamic)
-    for (int64_t ti = 0; ti < cut.row_tasks; ti++)
-      for (int64_t tj = 0; tj < cut.column_tasks; tj++) {
-        const int64_t i0 = ti * cut.rows, rows = std::min(cut.rows, m - i0);
-        int64_t first = cut.first_panel(tj), last = cut.first_panel(tj + 1);  // of the parts' panels in one row
-        for (size_t part = 0; part < parts.size(); part++) {
-          const int64_t n = parts[part].n, count = panels(n), j0 = std::max<int64_t>(0, first) * PANEL;
-          const int64_t j1 = std::min(n, last * PANEL);
-          if (j0 < j1) run(parts[part], {i0, j0, rows, j1 - j0, width, side, int64_t(part)});
-          first -= count;
-          last -= count;
-        }
+    for (; task >= 0; task = tasks.take()) {
+      const int64_t i0 = task / cut.column_tasks * cut.rows, rows = std::min(cut.rows, m - i0);
+      const int64_t column = task % cut.column_tasks;
+      int64_t first = cut.first_panel(column), last = cut.first_panel(column + 1);  // of the parts' panels in one row
+      for (size_t part = 0; part < parts.size(); part++) {
+        const int64_t n = parts[part].n, count = panels(n), j0 = std::max<int64_t>(0, first) * PANEL;
+        const int64_t j1 = std::min(n, last * PANEL);
+        if (j0 < j1) run(parts[part], {i0, j0, rows, j1 - j0, width, side, int64_t(part)});
+        first -= count;
+        last -= count;
       }
-  }
+    }
+  });
 }
 
 // One right-hand side.

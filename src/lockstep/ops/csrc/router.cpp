@@ -11,6 +11,7 @@
 #include "kernels.h"
 #include "math16.h"
 #include "moe.h"
+#include "team.h"
 
 namespace lockstep {
 
@@ -92,53 +93,45 @@ float divisor(const float* p, const int32_t* chosen, const Routing& r) {
 }  // namespace
 
 void route(const float* logits, const float* bias, const Routing& r, int64_t tokens, int32_t* chosen, float* weights) {
-#pragma omp parallel if (tokens * r.experts > GRAIN)
-  {
-    Room w(r);
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < tokens; t++) {
-      scores(logits + t * r.experts, r, w.p.data());
-      for (int64_t e = 0; e < r.experts; e++) w.choice[e] = bias ? w.p[e] + bias[e] : w.p[e];
-      allow(r, w);
-      choose(w.choice.data(), w.allowed, r.experts, r.top_k, w.taken);
-      int32_t* ids = chosen + t * r.top_k;
-      int64_t j = 0;
-      for (int64_t e = 0; e < r.experts; e++)
-        if (w.taken[e]) ids[j++] = int32_t(e);
-      const float s = divisor(w.p.data(), ids, r);
-      for (j = 0; j < r.top_k; j++) weights[t * r.top_k + j] = w.p[ids[j]] / s * r.scale;
-    }
-  }
+  auto room = [&] { return Room(r); };
+  each(tokens, r.experts, room, [&](Room& w, int64_t t) {
+    scores(logits + t * r.experts, r, w.p.data());
+    for (int64_t e = 0; e < r.experts; e++) w.choice[e] = bias ? w.p[e] + bias[e] : w.p[e];
+    allow(r, w);
+    choose(w.choice.data(), w.allowed, r.experts, r.top_k, w.taken);
+    int32_t* ids = chosen + t * r.top_k;
+    int64_t j = 0;
+    for (int64_t e = 0; e < r.experts; e++)
+      if (w.taken[e]) ids[j++] = int32_t(e);
+    const float s = divisor(w.p.data(), ids, r);
+    for (j = 0; j < r.top_k; j++) weights[t * r.top_k + j] = w.p[ids[j]] / s * r.scale;
+  });
 }
 
 // With s the divisor: dp = scale / s (dw - sum(dw p) / s), without the second term where s is 1; then through softmax,
 // dl = p (dp - sum(dp p)), or sigmoid, dl = dp p (1 - p). After normalised softmax that sum is zero, and left out.
 void route_backward(const float* d_weights, const float* logits, const int32_t* chosen, const Routing& r,
                     int64_t tokens, float* d_logits) {
-#pragma omp parallel if (tokens * r.experts > GRAIN)
-  {
-    Room w(r);
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < tokens; t++) {
-      const int32_t* ids = chosen + t * r.top_k;
-      const float* dw = d_weights + t * r.top_k;
-      float* dl = d_logits + t * r.experts;
-      scores(logits + t * r.experts, r, w.p.data());
-      const float s = divisor(w.p.data(), ids, r);
-      float along = 0.0f;
-      if (r.normalize)
-        for (int64_t j = 0; j < r.top_k; j++) along += dw[j] * (w.p[ids[j]] / s);
-      for (int64_t j = 0; j < r.top_k; j++) w.choice[j] = r.scale / s * (dw[j] - along);
-      float shared = 0.0f;
-      if (!r.sigmoid && !r.normalize)
-        for (int64_t j = 0; j < r.top_k; j++) shared += w.choice[j] * w.p[ids[j]];
-      for (int64_t e = 0; e < r.experts; e++) dl[e] = shared == 0.0f ? 0.0f : -w.p[e] * shared;
-      for (int64_t j = 0; j < r.top_k; j++) {
-        const float p = w.p[ids[j]];
-        dl[ids[j]] = r.sigmoid ? w.choice[j] * p * (1.0f - p) : p * (w.choice[j] - shared);
-      }
+  auto room = [&] { return Room(r); };
+  each(tokens, r.experts, room, [&](Room& w, int64_t t) {
+    const int32_t* ids = chosen + t * r.top_k;
+    const float* dw = d_weights + t * r.top_k;
+    float* dl = d_logits + t * r.experts;
+    scores(logits + t * r.experts, r, w.p.data());
+    const float s = divisor(w.p.data(), ids, r);
+    float along = 0.0f;
+    if (r.normalize)
+      for (int64_t j = 0; j < r.top_k; j++) along += dw[j] * (w.p[ids[j]] / s);
+    for (int64_t j = 0; j < r.top_k; j++) w.choice[j] = r.scale / s * (dw[j] - along);
+    float shared = 0.0f;
+    if (!r.sigmoid && !r.normalize)
+      for (int64_t j = 0; j < r.top_k; j++) shared += w.choice[j] * w.p[ids[j]];
+    for (int64_t e = 0; e < r.experts; e++) dl[e] = shared == 0.0f ? 0.0f : -w.p[e] * shared;
+    for (int64_t j = 0; j < r.top_k; j++) {
+      const float p = w.p[ids[j]];
+      dl[ids[j]] = r.sigmoid ? w.choice[j] * p * (1.0f - p) : p * (w.choice[j] - shared);
     }
-  }
+  });
 }
 
 void softmax_sums(const float* logits, int64_t tokens, int64_t experts, float* sums) {
@@ -160,8 +153,7 @@ void balance_share(const std::vector<const int32_t*>& offsets, int64_t experts, 
 }
 
 void softmax_sums_backward(const float* d_sums, const float* logits, int64_t tokens, int64_t experts, float* d_logits) {
-#pragma omp parallel for schedule(static) if (tokens * experts > GRAIN)
-  for (int64_t t = 0; t < tokens; t++) {
+  each(tokens, experts, [&](int64_t t) {
     float* d = d_logits + t * experts;
     softmax(logits + t * experts, experts, d);
     F16 along = F16::zero();
@@ -170,7 +162,7 @@ void softmax_sums_backward(const float* d_sums, const float* logits, int64_t tok
     const F16 s = F16::all(sum(along));
     for (int64_t e = 0; e < experts; e += 16)
       store_part(load_part(d + e, experts - e) * (load_part(d_sums + e, experts - e) - s), d + e, experts - e);
-  }
+  });
 }
 
 void group(const int32_t* chosen, int64_t tokens, int64_t top_k, int64_t experts, int32_t* offsets, int32_t* rows,

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "activation.h"
+#include "team.h"
 
 namespace lockstep {
 
@@ -9,8 +10,7 @@ template <typename T>
 void rope(const T* x, const int32_t* positions, const float* table, float sign, T* y, int64_t tokens, int64_t heads,
           int64_t dim) {
   const int64_t half = dim / 2;
-#pragma omp parallel for schedule(static) if (tokens * heads * dim > GRAIN)
-  for (int64_t t = 0; t < tokens; t++) {
+  each(tokens, heads * dim, [&](int64_t t) {
     const float* turn = table + positions[t] * dim;  // [half, 2]
     for (int64_t j = 0; j < half; j += 16) {
       const int64_t n = std::min<int64_t>(16, half - j);
@@ -27,40 +27,39 @@ void rope(const T* x, const int32_t* positions, const float* table, float sign, 
         store_part(b * cos + a * sin, y + at + half, n);
       }
     }
-  }
+  });
 }
 
 template <typename T>
 void gated(const T* gate, const T* up, int activation, T* y, int64_t count) {
-#pragma omp parallel for schedule(static) if (count > GRAIN)
-  for (int64_t j = 0; j < count; j += 16) {
+  each_sixteen(count, 1, [&](int64_t j) {
     F16 a = activate(load_part(gate + j, count - j), activation).value;
     store_part(a * load_part(up + j, count - j), y + j, count - j);
-  }
+  });
 }
 
 template <typename T>
 void activation(const T* x, int kind, T* y, int64_t count) {
-#pragma omp parallel for schedule(static) if (count > GRAIN)
-  for (int64_t j = 0; j < count; j += 16) store_part(activate(load_part(x + j, count - j), kind).value, y + j, count - j);
+  each_sixteen(count, 1, [&](int64_t j) {
+    store_part(activate(load_part(x + j, count - j), kind).value, y + j, count - j);
+  });
 }
 
 template <typename T>
 void activation_backward(const T* dy, const T* x, int kind, T* dx, int64_t count) {
-#pragma omp parallel for schedule(static) if (count > GRAIN)
-  for (int64_t j = 0; j < count; j += 16)
+  each_sixteen(count, 1, [&](int64_t j) {
     store_part(load_part(dy + j, count - j) * activate(load_part(x + j, count - j), kind).slope, dx + j, count - j);
+  });
 }
 
 template <typename T>
 void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* d_gate, T* d_up, int64_t count) {
-#pragma omp parallel for schedule(static)
-  for (int64_t j = 0; j < count; j += 16) {
+  each_sixteen(count, 1, [&](int64_t j) {
     Activated a = activate(load_part(gate + j, count - j), activation);
     F16 g = load_part(dy + j, count - j);
     store_part(g * load_part(up + j, count - j) * a.slope, d_gate + j, count - j);
     store_part(g * a.value, d_up + j, count - j);
-  }
+  });
 }
 
 #define ELEMENTWISE(T)                                                                              \

@@ -11,6 +11,7 @@
 
 #include "kernels.h"
 #include "math16.h"
+#include "team.h"
 
 namespace lockstep {
 
@@ -51,28 +52,26 @@ int64_t segment_start(int64_t n, int64_t segments, int64_t s) { return n / segme
 }  // namespace
 
 void log_sum_exp(const float* logits, float* lse, int64_t rows, int64_t vocabulary, int64_t segments) {
-#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
-  for (int64_t i = 0; i < rows; i++)
+  each(rows, vocabulary, [&](int64_t i) {
     for (int64_t s = 0; s < segments; s++) {
       const int64_t first = segment_start(vocabulary, segments, s), end = segment_start(vocabulary, segments, s + 1);
       lse[i * segments + s] = row_log_sum_exp(logits + i * vocabulary + first, end - first);
     }
+  });
 }
 
 void log_softmax(const float* logits, float* y, int64_t rows, int64_t vocabulary) {
-#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, vocabulary, [&](int64_t i) {
     const float* x = logits + i * vocabulary;
     const F16 lse = F16::all(row_log_sum_exp(x, vocabulary));
     for (int64_t j = 0; j < vocabulary; j += 16)
       store_part(load_part(x + j, vocabulary - j) - lse, y + i * vocabulary + j, vocabulary - j);
-  }
+  });
 }
 
 // The sum goes as that of `row_log_sum_exp` does; a logit of -inf adds an exact zero.
 void entropies(const float* logits, const float* lse, float* y, int64_t rows, int64_t vocabulary, int64_t segments) {
-#pragma omp parallel for schedule(static) if (rows * vocabulary > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, vocabulary, [&](int64_t i) {
     const F16 log_z = F16::all(lse[i]);
     for (int64_t s = 0; s < segments; s++) {
       const int64_t first = segment_start(vocabulary, segments, s), end = segment_start(vocabulary, segments, s + 1);
@@ -81,26 +80,25 @@ void entropies(const float* logits, const float* lse, float* y, int64_t rows, in
         return sum - exp_low(log_p) * max(F16::all(-1000.0f), log_p);
       });
     }
-  }
+  });
 }
 
 void softcap(const float* logits, float cap, float* y, int64_t count) {
-#pragma omp parallel for schedule(static) if (count > GRAIN)
-  for (int64_t j = 0; j < count; j += 16)
+  each_sixteen(count, 1, [&](int64_t j) {
     store_part(capped(load_part(logits + j, count - j), cap), y + j, count - j);
+  });
 }
 
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
                             float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary,
                             int64_t first) {
-#pragma omp parallel for schedule(static)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, vocabulary, [&](int64_t i) {
     const float* x = logits + i * vocabulary;
     T* d = d_logits + i * vocabulary;
     if (targets[i] < 0) {
       for (int64_t j = 0; j < vocabulary; j += 16) store_part(F16::zero(), d + j, vocabulary - j);
-      continue;
+      return;
     }
     const F16 log_z = F16::all(lse[i]);
     const float factor = weights[i] * (1.0f + 2.0f * z_loss * lse[i]);
@@ -111,43 +109,43 @@ void cross_entropy_backward(const float* logits, const float* lse, const int64_t
       store_part(g, d + j, vocabulary - j);
     }
     const int64_t t = targets[i] - first;
-    if (t < 0 || t >= vocabulary) continue;
+    if (t < 0 || t >= vocabulary) return;
     const float p = factor * std::exp(x[t] - lse[i]), share = softcap > 0.0f ? x[t] / softcap : 0.0f;
     from_float((p - weights[i]) * (1.0f - share * share), d + t);
-  }
+  });
 }
 
 template <typename T, typename O>
 void scaled(const T* x, float scale, O* y, int64_t count) {
   if (static_cast<const void*>(x) == static_cast<const void*>(y) && scale == 1.0f) return;
   const F16 factor = F16::all(scale);
-#pragma omp parallel for schedule(static) if (count > GRAIN)
-  for (int64_t j = 0; j < count; j += 16) store_part(load_part(x + j, count - j) * factor, y + j, count - j);
+  each_sixteen(count, 1, [&](int64_t j) {
+    store_part(load_part(x + j, count - j) * factor, y + j, count - j);
+  });
 }
 
 template <typename S, typename T>
 void embedding(const int64_t* tokens, const S* weight, float scale, T* y, int64_t rows, int64_t d, int64_t first,
                int64_t held) {
   const F16 factor = F16::all(scale), none = F16::all(-0.0f);
-#pragma omp parallel for schedule(static) if (rows * d > GRAIN)
-  for (int64_t i = 0; i < rows; i++) {
+  each(rows, d, [&](int64_t i) {
     const int64_t token = tokens[i] - first;
     T* to = y + i * d;
     if (token < 0 || token >= held) {
       for (int64_t j = 0; j < d; j += 16) store_part(none, to + j, d - j);
-      continue;
+      return;
     }
     const S* from = weight + token * d;
     if constexpr (std::is_same_v<S, T>)
       if (scale == 1.0f) {
         std::copy_n(from, d, to);
-        continue;
+        return;
       }
     for (int64_t j = 0; j < d; j += 16) {
       store_part(load_part(from + j, d - j), to + j, d - j);
       if (scale != 1.0f) store_part(load_part(to + j, d - j) * factor, to + j, d - j);
     }
-  }
+  });
 }
 
 template <typename T, typename O>
@@ -162,19 +160,18 @@ void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, 
     first[token] = int32_t(i);
   }
   const F16 factor = F16::all(scale);
-#pragma omp parallel for schedule(dynamic, 512) if (vocabulary * d > GRAIN)
-  for (int64_t token = 0; token < vocabulary; token++) {
+  each(vocabulary, d, [&](int64_t token) {
     O* to = dw + token * d;
     if (first[token] < 0) {
       std::fill_n(to, d, O{});
-      continue;
+      return;
     }
     for (int64_t j = 0; j < d; j += 16) {
       F16 s = F16::zero();
       for (int32_t i = first[token]; i >= 0; i = next[i]) s = fma(load_part(dy + i * d + j, d - j), factor, s);
       store_part(s, to + j, d - j);
     }
-  }
+  });
 }
 
 #define VOCABULARY(T)                                                                                                 \
