@@ -23,6 +23,7 @@ from lockstep.plan.steptime import _bubble, step_time
 ONE = Coefficients()
 CLUSTER = load_cluster("64xH100")
 SHAPE = model_shape("llama3-8b")
+MIXED = dataclasses.replace(SHAPE, states="mixed")
 BATCH = Batch(128, 4096)
 
 
@@ -90,18 +91,27 @@ def test_tensor_parallel_costs_communication_and_leaving_the_node_more():
 
 
 def test_overlap_hides_the_reduction():
-    hidden, shown = times(Layout(dp=64, bucket_mb=100), Layout(dp=64, overlap=False)).exposed_dp
+    hidden, shown = times(Layout(dp=64, bucket_mb=100), Layout(dp=64, overlap=False), shape=MIXED).exposed_dp
     assert hidden < 0.2 * shown
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_this_system_sends_float32_and_gathers_when_the_backward_is_over(level):
+    layouts = [Layout(dp=64, fsdp=level, bucket_mb=100), Layout(dp=64, fsdp=level, overlap=False)]
+    hidden, shown = times(*layouts).exposed_dp
+    assert shown == pytest.approx(2 * times(layouts[1], shape=MIXED).exposed_dp[0], rel=0.01)  # but for the latency
+    assert 0.5 < hidden / shown < 0.6
 
 
 def test_the_last_bucket_hides_behind_nothing_and_every_bucket_costs_its_latency():
     """One bucket hides nothing; many leave little when the backward ends, but far away each waits for its message."""
     one, many = Layout(dp=64, bucket_mb=1 << 20), Layout(dp=64, bucket_mb=100)
-    plain, one, many = times(Layout(dp=64, overlap=False), one, many).exposed_dp
+    plain, one, many = times(Layout(dp=64, overlap=False), one, many, shape=MIXED).exposed_dp
     assert one == plain
     assert many < 0.1 * one
     far = CLUSTER.with_level("network", latency_us=20_000)
-    small, large = times(Layout(dp=64, bucket_mb=1), Layout(dp=64, bucket_mb=400), cluster=far).exposed_dp
+    layouts = Layout(dp=64, bucket_mb=1), Layout(dp=64, bucket_mb=400)
+    small, large = times(*layouts, shape=MIXED, cluster=far).exposed_dp
     assert large < 0.1 * small
 
 

@@ -232,15 +232,18 @@ def _bubble(rows: Columns, f: Column, b: Column, w: Column) -> Column:
 def _gradient_reduction(rows: Columns, slowest: Column, cluster: Cluster, factors: Coefficients) -> Column:
     """Exposed time of the reduction over data ranks and of tied embeddings over the first and last stage."""
     group, stride = rows.sharing, rows.tp * np.where(rows.ours, rows.cp, 1.0)
-    reduce = all_reduce(dense_parameters(rows) * 2 * factors.gradient, group, stride, cluster, factors)
-    experts = expert_parameters(rows) * 2 * factors.gradient
-    reduce = reduce + all_reduce(experts, _copies(rows), stride * rows.ep, cluster, factors)
+    each = np.where(rows.ours, 4.0, 2.0) * factors.gradient  # bytes: this system sends float32
+    reduce = all_reduce(dense_parameters(rows) * each, group, stride, cluster, factors)
+    reduce = reduce + all_reduce(expert_parameters(rows) * each, _copies(rows), stride * rows.ep, cluster, factors)
     latency = all_reduce(0.0, group, stride, cluster, factors)
-    # Levels 2 and 3 reduce inside the micro-batches; level 2 gathers the new weights once.
-    reduce = np.where(rows.fsdp == 3, 0.0, np.where(rows.fsdp == 2, reduce / 2, reduce))
+    # Levels 2 and 3 reduce inside the micro-batches; level 2 gathers the new weights once. This system gathers last,
+    # when nothing is left to compute beside it: the sums, or at levels 1 and 2 the new weights.
+    half = np.where(rows.fsdp == 3, 0.0, reduce / 2)
+    last = np.where(rows.ours, half, 0.0)
+    first = np.where(rows.fsdp < 2, reduce, half) - last
     work = slowest * 2 / 3  # of a micro-batch, the backward
-    late = np.where(rows.fsdp < 2, exposed_in_buckets(rows, reduce, latency, work), _hidden(reduce, work))
-    exposed = np.where(rows.overlap > 0, late, reduce)
+    late = np.where(rows.fsdp < 2, exposed_in_buckets(rows, first, latency, work), _hidden(first, work))
+    exposed = np.where(rows.overlap > 0, late, first) + last
     words = rows.vocab * rows.hidden / rows.tp * 2
     pair = np.where(rows.pp > 1, 2.0, 1.0)
     distance = np.minimum(rows.tp * rows.cp * rows.dp, cluster.node)
