@@ -41,6 +41,7 @@ def test_plan(tmp_path, capsys):
         (["llama3-8b", "--pin", "tp=2", "--pin", "tp=4"], "--pin tp is given twice, as 2 and as 4"),
         (["llama3-8b", "--top", "0"], "'--top'"),
         (["llama3-8b", "--out", "plan.html"], "give a name such as plan.yaml"),
+        (["llama3-8b", "--out", ""], "names no file: give a name such as plan.yaml"),
         (["nowhere.yaml"], "cannot be read as YAML"),
         (["llama3-8b", "--out", "nowhere/plan.yaml"], "Choose another --out"),
     ],

@@ -338,7 +338,8 @@ def test_tensor_parallelism_is_counted_as_the_trainer_runs_it():
     for plan in (shared, whole):
         assert plan.prediction.memory_parts["weights"] == pytest.approx(4 * (words + 16 * layer) / 4 / 1e9, rel=1e-3)
     # Six of the tensors that a layer keeps have the width of the residual stream and all rows of it.
-    less = whole.prediction.memory_parts["activations"] - shared.prediction.memory_parts["activations"]
+    held = [predict("llama3-1b", plan.layout, "8xH100", plan.batch).memory_parts for plan in (shared, whole)]
+    less = held[1]["activations"] - held[0]["activations"]
     assert less == pytest.approx(16 * 6 * (2048 * 2048 * 2) * 3 / 4 / 1e9)
     # A layer's sums take 10 / 10.5 of the time; those of embedding and head, less than a layer's, are the same.
     moved = [plan.prediction.exposed["tp"] for plan in (shared, whole)]
@@ -346,6 +347,13 @@ def test_tensor_parallelism_is_counted_as_the_trainer_runs_it():
     assert 0 < moved[1] - layers < layers / 16
     with pytest.raises(LockstepError, match="expected 0 to 1"):
         search("llama3-1b", "8xH100", **asked, pins={"sequence_parallel": 2})
+
+
+def test_a_plan_without_a_pipeline_says_the_memory_of_its_rank():
+    pins = {"pp": 1, "dp": 12, "fsdp": 2, "micro_batch": 2, "recompute": "full", "gradient_groups": 1}
+    plan = search("llama3-1b", "12xA100-40", seq=1024, global_batch_tokens=48 << 10, pins=pins, top=1)[0]
+    held = rank_memory(plan.model, plan.layout, plan.batch, 0)
+    assert plan.prediction.memory_gb == pytest.approx(held.peak / 1e9)
 
 
 def test_every_plan_fits_at_every_step_of_its_schedule():

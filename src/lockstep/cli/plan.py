@@ -89,6 +89,8 @@ def _files(path: Path, picture: bool) -> list[Path]:
     """What is written: the plan and, beside it, the page and the trace. Raises LockstepError where that cannot be."""
     from lockstep.plan.yaml_file import check_can_write
 
+    if not path.name:
+        raise LockstepError(f"--out {str(path)!r} names no file: give a name such as plan.yaml.")
     files = [path, *([path.with_suffix(".html"), path.with_suffix(".trace.json")] if picture else [])]
     if path in files[1:]:
         raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")

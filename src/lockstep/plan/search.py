@@ -151,9 +151,6 @@ def _that_fit(asked: _Asked, ranked: list[tuple[Layout, Prediction]]) -> Iterato
     and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
     room = asked.place.device.capacity
     for layout, its in ranked:
-        if layout.pp == 1 and not layout.by_stage:
-            yield layout, its
-            continue
         short = as_full(layout, asked.batch)
         walks = (stage_memory(asked.shape, layout, short, stage) for stage in range(layout.pp))
         stages = list(takewhile(lambda held: held.peak <= room, walks))
