@@ -22,12 +22,20 @@ def log_softmax(logits: Tensor) -> Tensor:
     return y
 
 
-def select_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The entries of `log_softmax(logits)` at tokens [T], float32 [T], without the others."""
+def select_logprobs(logits: Tensor, tokens: Tensor, segments: int = 1) -> Tensor:
+    """The entries of `log_softmax(logits)` at tokens [T], float32 [T], without the others. segments: of the vocabulary,
+    as in `row_log_sum_exp`."""
     refuse_gradient("select_logprobs", logits)
     logits = logits.contiguous()
     chosen = logits.gather(-1, tokens.clamp(min=0).to(torch.int64)[:, None])[:, 0]
-    return chosen - torch.ops.lockstep.log_sum_exp(logits, 1)[:, 0]
+    return chosen - row_log_sum_exp(logits, segments)
+
+
+def row_log_sum_exp(logits: Tensor, segments: int) -> Tensor:
+    """Of contiguous rows float32 [T, V], float32 [T]; that of their segments' own where there are several."""
+    of_segments = torch.ops.lockstep.log_sum_exp(logits, segments)
+    whole: Tensor = of_segments if segments == 1 else torch.ops.lockstep.log_sum_exp(of_segments, 1)
+    return whole[:, 0]
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:

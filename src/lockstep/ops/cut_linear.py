@@ -22,7 +22,7 @@ from lockstep.ops import plain
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
 from lockstep.ops.row_shards import Rows, SharedRows, Whole, on_rows
-from lockstep.ops.tree import neighbour_sum
+from lockstep.ops.tree import contiguous_parts, neighbour_sum
 
 Add = Callable[[Tensor, torch.dtype], Tensor]
 """float32 -> the sum of all devices' tensors by the tree over them, rounded once to dtype; the same bits on each"""
@@ -167,7 +167,9 @@ def cut_operators(
     )
     cut: dict[Split, CutProduct] = {
         "columns": CutProduct(columns, ops.pack),
-        "rows": CutProduct(rows, lambda weight, dtype: [ops.pack(part, dtype) for part in _parts(weight, 1, here)]),
+        "rows": CutProduct(
+            rows, lambda weight, dtype: [ops.pack(part, dtype) for part in contiguous_parts(weight, 1, here)]
+        ),
     }
     norm = lambda *given, **named: _head_norm(ops, here, add, *given, **named)  # noqa: E731
     found = replace(ops, cut=cut, rms_norm=norm, cut_as=f"{ops.cut_as} {here} of {segments} segments {over}".strip())
@@ -178,9 +180,10 @@ def _over_inputs(
     ops: Operators, x: Tensor, weight: Any, bias: Tensor | None, out_dtype: torch.dtype | None, here: int, add: Add
 ) -> Tensor:
     """x [T, k] over this device's segments of the input's width, to [T, N]."""
-    weights = weight if isinstance(weight, list) else _parts(weight, 1, here)
+    weights = weight if isinstance(weight, list) else contiguous_parts(weight, 1, here)
     products = [
-        ops.linear(part, w, None, out_dtype=torch.float32) for part, w in zip(_parts(x, 1, here), weights, strict=True)
+        ops.linear(part, w, None, out_dtype=torch.float32)
+        for part, w in zip(contiguous_parts(x, 1, here), weights, strict=True)
     ]
     dtype = out_dtype or x.dtype
     if bias is None:
@@ -191,7 +194,7 @@ def _over_inputs(
 def _over_outputs(ops: Operators, dy: Tensor, weight: Tensor, here: int, add: Add) -> Tensor:
     """dx [T, K] from this device's segments of the output's width."""
     gradient = _FLOAT32_INPUT_GRADIENT[ops.numerics]
-    parts = zip(_parts(dy, 1, here), _parts(weight, 0, here), strict=True)
+    parts = zip(contiguous_parts(dy, 1, here), contiguous_parts(weight, 0, here), strict=True)
     return add(neighbour_sum([gradient(d, w) for d, w in parts]), dy.dtype)
 
 
@@ -223,11 +226,6 @@ class _Copies(Function):
 def alone(total: Tensor, dtype: torch.dtype) -> Tensor:
     """The `Add` of a single device."""
     return total.to(dtype)
-
-
-def _parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
-    """Equal contiguous segments."""
-    return [part.contiguous() for part in tensor.tensor_split(count, dim=dim)]
 
 
 def _fast_weight_gradient(dy: Tensor, x: Tensor, before: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops import plain
-from lockstep.ops.cross_entropy import scaled_by
+from lockstep.ops.cross_entropy import row_log_sum_exp, scaled_by, select_logprobs
 from lockstep.ops.cut_linear import Add, alone, cut_operators
 from lockstep.ops.embedding import embedding_part
 from lockstep.ops.head_parts import Asked, Gather, PartOfLoss, Segments, part_of_loss
@@ -62,7 +62,7 @@ def cut_vocabulary(
     place = f"{segments.first} and {segments.held} more of {segments.vocabulary} in {segments.count} segments"
     found = replace(ops, linear_cross_entropy=loss, tokens_as=place)
     if ops.numerics == "bitwise":
-        by_segments = partial(_log_softmax, segments.count), partial(_select_logprobs, segments.count)
+        by_segments = [partial(whole, segments=segments.count) for whole in (_log_softmax, select_logprobs)]
         found = replace(found, log_softmax=by_segments[0], select_logprobs=by_segments[1])
     return found if segments.here == segments.count else replace(found, embedding=embedding)
 
@@ -125,18 +125,6 @@ def _plainly_scaled(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (x * scale).to(dtype)
 
 
-def _log_sum_exp(segments: int, logits: Tensor) -> Tensor:
-    """Of whole rows [T, V] by their segments, [T, 1]."""
-    joined: Tensor = torch.ops.lockstep.log_sum_exp(torch.ops.lockstep.log_sum_exp(logits, segments), 1)
-    return joined
-
-
-def _log_softmax(segments: int, logits: Tensor) -> Tensor:
+def _log_softmax(logits: Tensor, segments: int) -> Tensor:
     refuse_gradient("log_softmax", logits)
-    return logits - _log_sum_exp(segments, logits.contiguous())
-
-
-def _select_logprobs(segments: int, logits: Tensor, tokens: Tensor) -> Tensor:
-    refuse_gradient("select_logprobs", logits)
-    chosen = logits.gather(-1, tokens.clamp(min=0).to(torch.int64)[:, None])
-    return (chosen - _log_sum_exp(segments, logits.contiguous()))[:, 0]
+    return logits - row_log_sum_exp(logits.contiguous(), segments)[:, None]

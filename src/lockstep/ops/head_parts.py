@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.ops.operators import Numerics
 from lockstep.ops.raw.linear import panels
 from lockstep.ops.raw.vocabulary import HELD
-from lockstep.ops.tree import neighbour_sum
+from lockstep.ops.tree import contiguous_parts, neighbour_sum
 
 Gather = Callable[[Tensor], list[Tensor]]
 """A tensor of every device, in their order"""
@@ -222,9 +222,6 @@ class Head(ABC):
     def total(self, losses: Tensor) -> Tensor:
         """The sum of [T, 1]."""
 
-    def parts(self, tensor: Tensor, dim: int) -> list[Tensor]:
-        return [part.contiguous() for part in tensor.tensor_split(self.segments.here, dim=dim)]
-
 
 class _Contract(Head):
     """By the contract's kernels; the weight is packed once for all chunks."""
@@ -234,7 +231,7 @@ class _Contract(Head):
         self.raw, self.working, width = torch.ops.lockstep, working, weight.shape[1]
         columns = working.take("columns", panels(len(weight)), width, 16)
         self.columns = self.raw.pack_columns.out(weight, dtype, out=columns)
-        own = self.parts(weight, 0) if asked.hidden_gradient else []
+        own = contiguous_parts(weight, 0, segments.here) if asked.hidden_gradient else []
         places = [working.take(f"rows{i}", panels(width), len(part), 16) for i, part in enumerate(own)]
         self.rows = [self.raw.pack_rows.out(part, dtype, out=at) for part, at in zip(own, places, strict=True)]
 
@@ -258,7 +255,10 @@ class _Contract(Head):
         return self.raw.cross_entropy_backward.out(logits, log_z, targets, token_weights, *factors, out=d)
 
     def d_hidden(self, d_logits: Tensor) -> Tensor:
-        width, parts = self.weight.shape[1], zip(self.parts(d_logits, 1), self.rows, strict=True)
+        width, parts = (
+            self.weight.shape[1],
+            zip(contiguous_parts(d_logits, 1, self.segments.here), self.rows, strict=True),
+        )
         return neighbour_sum([self.raw.gemm(d, rows, width, None, torch.float32) for d, rows in parts])
 
     def add_weight_gradient(self, d_logits: Tensor, x: Tensor, sum: Tensor) -> None:

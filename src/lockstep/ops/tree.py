@@ -8,6 +8,11 @@ SQUARE_BLOCK = 1 << 16
 """Elements summed as one block of a sum of squares: a block in float64 stays in the second-level cache."""
 
 
+def contiguous_parts(tensor: Tensor, dim: int, count: int) -> list[Tensor]:
+    """Contiguous segments of a dimension, as `torch.tensor_split` cuts them."""
+    return [part.contiguous() for part in tensor.tensor_split(count, dim=dim)]
+
+
 def neighbour_sum(values: list[Tensor]) -> Tensor:
     """The sum of a power of two of tensors: of neighbours, of neighbouring pairs, and so on. What a device has of
     neighbouring ones is a node of the whole tree."""

@@ -16,7 +16,7 @@ from lockstep.plan.columns import Column, columns
 from lockstep.plan.layout import RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.pins import Pins, check_pins
-from lockstep.plan.savings import as_they_are, with_savings
+from lockstep.plan.savings import as_they_are, rows_of, with_savings
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.steptime import step_time
 
@@ -81,11 +81,11 @@ def evaluate(
         rows = columns(shape, part, batch)
         return Evaluated(part, memory(rows).total, step_time(rows, cluster, factors, dtype).step, cut)
 
-    parts = [_part(table, rows) for rows in _slices(np.arange(count))]
+    parts = [rows_of(table, rows) for rows in _slices(np.arange(count))]
     least = np.concatenate([step_time(columns(shape, p, batch), cluster, factors, dtype).step for p in parts])
     done, fastest, order = [], np.full(FINALISTS, np.inf), np.argsort(least, kind="stable")
     for rows in _slices(order):
-        part = _part(table, rows)
+        part = rows_of(table, rows)
         if least[rows[0]] <= fastest[-1]:
             part = with_savings(part, shape, cluster, batch, factors, fixed)
             part["position"][len(rows) :] += count  # those that offload, behind all others
@@ -96,10 +96,6 @@ def evaluate(
 
 def _slices(order: NDArray[np.int_]) -> Iterator[NDArray[np.int_]]:
     return (order[i : i + _AT_ONCE] for i in range(0, len(order), _AT_ONCE))
-
-
-def _part(table: dict[str, Column], rows: NDArray[np.int_]) -> dict[str, Column]:
-    return {name: column[rows] for name, column in table.items()}
 
 
 def _joined(parts: list[Evaluated], cut: tuple[int, ...]) -> Evaluated:

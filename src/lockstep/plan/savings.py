@@ -22,23 +22,24 @@ Table = dict[str, Column]
 def with_savings(
     table: Table, shape: ModelShape, cluster: Cluster, batch: Batch, factors: Coefficients, pins: Pins
 ) -> Table:
-    """The candidates, those that do not fit once with recomputation alone and, behind all, once with offload first.
+    """The candidates (`as_they_are`), those that do not fit once with recomputation alone and, behind all, once with
+    offload first.
 
     Pinned ``recompute``, ``recompute_layers`` and ``offload_layers`` are left as they are.
     """
-    table, capacity = as_they_are(table, pins), cluster.device.capacity
+    capacity = cluster.device.capacity
     if "recompute" in pins or "recompute_layers" in pins:
         return table
     rows = columns(shape, table, batch)
     tight = np.flatnonzero((memory(rows).total > capacity) & (rows.recompute != 2))
-    some = _part(table, tight)
+    some = rows_of(table, tight)
     counts = table["recompute_layers"].copy()
     counts[tight] = _recomputed(rows.take(tight), capacity)
     recomputed = {**table, "recompute_layers": counts}
     if "offload_layers" in pins:
         return recomputed
     some["offload_layers"] = _offloaded(rows.take(tight), cluster, factors)
-    away = _part(some, some["offload_layers"] > 0)
+    away = rows_of(some, some["offload_layers"] > 0)
     away["recompute_layers"] = _recomputed(columns(shape, away, batch), capacity)
     return {name: np.concatenate([column, away[name]]) for name, column in recomputed.items()}
 
@@ -49,7 +50,8 @@ def as_they_are(table: Table, pins: Pins) -> Table:
     return table | {name: np.full(len(table["pp"]), value) for name, value in fixed.items()}
 
 
-def _part(table: Table, index: NDArray[np.int_] | NDArray[np.bool_]) -> Table:
+def rows_of(table: Table, index: NDArray[np.int_] | NDArray[np.bool_]) -> Table:
+    """The candidates that ``index`` (positions or a mask) selects."""
     return {name: column[index] for name, column in table.items()}
 
 
