@@ -91,14 +91,15 @@ def _operands(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _meter(
     prepare: Callable[[int], tuple[Tensor, Tensor]], product: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[[], float]:
-    """A call that gives the median rate at the largest size whose product is not too long."""
+    """A call that gives the best rate of a few at the largest size whose product is not too long: a moment in which
+    others had the cores is not the machine's peak, and would let a step come out faster than possible."""
     n = 128
     while True:
         run = torch.no_grad()(partial(product, *prepare(n)))
         # The best of a few: the first call pays for threads and buffers, and other programs may be in the way.
         once = min(_seconds(run) for _ in range(4))
         if n == _LARGEST or 8 * once > _LONGEST:  # twice the size takes eight times as long
-            return lambda: 2 * n**3 / median(_seconds(run) for _ in range(_RUNS))
+            return lambda: 2 * n**3 / min(_seconds(run) for _ in range(_RUNS))
         n *= 2
 
 
