@@ -64,6 +64,7 @@ WRONG_CHATS = [
     ({**CHAT, "answer_quickly": True}, 400, "answer_quickly is not a parameter of this endpoint: remove it."),
     ({**CHAT, "messages": []}, 400, "messages is a list of 0"),
     ({**CHAT, "messages": "hi"}, 400, 'messages is "hi"'),
+    ({**CHAT, "messages": CHAT["messages"] * 2049}, 400, "messages is a list of 2049: send at most 2048 at once."),
     ({**CHAT, "messages": [{"role": "robot", "content": "hi"}]}, 400, 'messages.0.role is "robot"'),
     ({**CHAT, "messages": [{"content": "hi"}]}, 400, "messages.0.role is missing"),
     ({**CHAT, "messages": [{"role": "user", "content": 5}]}, 400, "messages.0.content is 5"),
@@ -168,14 +169,48 @@ def test_of_a_long_list_one_mistake_is_told_not_one_for_each_item(more):
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(url):
     """Two million characters would take seconds; whoever asks meanwhile is answered."""
     for path, asked in (
-        ("completions", {"prompt": "the quick " * 200_000}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "the quick " * 200_000}]}),
-        ("embeddings", {"input": "the quick " * 200_000}),
+        ("v1/completions", {"prompt": "the quick " * 200_000}),
+        ("v1/chat/completions", {"messages": [{"role": "user", "content": "the quick " * 200_000}]}),
+        ("v1/embeddings", {"input": "the quick " * 200_000}),
+        ("tokenize", {"prompt": "the quick " * 200_000}),
+        ("tokenize", {"messages": [{"role": "user", "content": "the quick " * 200_000}]}),
     ):
-        answer = httpx.post(f"{url}/v1/{path}", json={"model": "tiny", **asked}, timeout=60)
+        answer = httpx.post(f"{url}/{path}", json={"model": "tiny", **asked}, timeout=60)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
         assert "characters each, but the prompt has 2000" in answer.json()["error"]["message"]
+
+
+def test_token_ids_that_cannot_fit_are_refused_before_they_are_read(url):
+    """Whether they are in the vocabulary is looked up for as many as fit."""
+    ids = [2**31 - 1] * 100_000
+    for path, asked in (
+        ("v1/completions", {"prompt": ids}),
+        ("v1/completions", {"prompt": [[5], ids]}),
+        ("v1/embeddings", {"input": [ids]}),
+        ("detokenize", {"tokens": ids}),
+    ):
+        answer = httpx.post(f"{url}/{path}", json={"model": "tiny", **asked}, timeout=60)
+        check(answer, 400, "maximum context length is 1024 tokens, but 100000 were sent: send fewer.")
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "wrong"),
+    [
+        ("completions", {"prompt": "a" * 20_000, "temperature": -1}, "temperature is -1"),
+        ("completions", {"prompt": "a" * 20_000, "temperatur": 1}, "did you mean temperature?"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": "a" * 20_000}, {"role": "x"}]},
+            "messages.1.role",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_long_body_is_told_as_of_a_short_one(url, path, asked, wrong):
+    check(httpx.post(f"{url}/v1/{path}", json={"model": "tiny", **asked}), 400, wrong)
+    raw = b'{"model": "tiny", "prompt": "' + b"a" * 20_000
+    check(httpx.post(f"{url}/v1/{path}", content=raw, headers={"content-type": "application/json"}), 400, "not valid")
 
 
 def test_the_server_is_well_after_all_that(url):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import LockstepError
 from lockstep.serve.params import SamplingParams
-from lockstep.serve.sampler import draw_seed, sample, uniform
+from lockstep.serve.sampler import adjusted, draw_seed, sample, uniform
 
 
 def logits(seed: int = 0, size: int = 50) -> np.ndarray:
@@ -83,6 +83,12 @@ def test_logit_bias_bans_and_forces():
     best = int(row.argmax())
     assert best not in draws(row, 200, logit_bias={best: -100})
     assert set(draws(row, 50, logit_bias={7: 100})) == {7}
+    biases = {token: (token % 7) / 3 - 1 for token in range(len(row))}
+    one_by_one = row.astype(np.float64)
+    for token, bias in biases.items():
+        one_by_one[token] += bias
+    changed = adjusted(row, SamplingParams(logit_bias=biases), [0], 1)
+    assert changed.tobytes() == one_by_one.astype(np.float32).tobytes()
 
 
 def test_presence_and_frequency_penalties_count_generated_tokens_only():

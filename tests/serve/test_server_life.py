@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -36,8 +37,8 @@ def guarded():
 
 @pytest.fixture(scope="module")
 def replaceable():
-    """A server whose weights may be replaced."""
-    with server(weight_updates="true") as (url, process):
+    """A server whose weights may be replaced, and whose structures must compile soon."""
+    with server(weight_updates="true", structure_seconds=0.5) as (url, process):
         yield url, process
 
 
@@ -130,6 +131,33 @@ def test_prompts_of_one_request_start_together(replaceable):
     asked = {"model": "tiny", "prompt": [[i + 3] for i in range(24)], "max_tokens": 4, "ignore_eos": True}
     assert len(httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"]) == 24
     assert gauge(url, "lockstep:engine_steps_total") - before < 12
+
+
+def optional(count: int) -> dict:
+    return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}}
+
+
+def test_a_structure_that_takes_too_long_is_refused_and_holds_nobody_up(replaceable):
+    """Twelve thousand optional properties would take minutes. Who asks meanwhile, for a structure or without one, is
+    answered; so is who asks for a long one afterwards."""
+    url, _ = replaceable
+
+    def ask(structure: dict) -> httpx.Response:
+        asked = {"model": "tiny", "prompt": "a", "max_tokens": 9, "structured_outputs": structure}
+        return httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        slow = [pool.submit(ask, {"json": optional(12_000 + i)}) for i in range(2)]
+        begun = time.monotonic()
+        assert ask({"choice": ["meanwhile"]}).json()["choices"][0]["text"] == "meanwhile"
+        assert time.monotonic() - begun < 5
+        assert not any(answer.done() for answer in slow[1:])
+    for answer in slow:
+        assert answer.result().status_code == 400
+        assert "takes longer than 0.5 seconds to compile" in answer.result().json()["error"]["message"]
+    assert ask({"json": {**optional(100), "required": ["p0"]}}).status_code == 200
+    wrong = ask({"json": {**optional(100), "uniqueItems": True, "type": "array"}})
+    assert (wrong.status_code, "uniqueItems" in wrong.text) == (400, True)
 
 
 def test_a_deadline_ends_a_request(guarded):

@@ -29,6 +29,14 @@ def test_a_chat_template_that_fails_is_the_request_s_error(model, template):
         broken.chat([Message(role="user", content="hi")])
 
 
+@pytest.mark.parametrize("name", ["self", "template", "names", "context", "raise_exception", "", "a b"])
+def test_a_template_may_read_variables_of_any_name(model, name):
+    whole = service(model.tokenizer)
+    whole.engine.loaded.max_length = 100
+    plain = whole.chat([Message(role="user", content="hi")])
+    assert whole.chat([Message(role="user", content="hi")], variables={name: 1}) == plain
+
+
 def test_token_texts_and_bytes(model):
     texts = TokenTexts(model.tokenizer)
     ids = model.tokenizer.encode("the Köln 🙂 x")

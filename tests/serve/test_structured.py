@@ -322,3 +322,14 @@ def test_chat_and_completions_over_http(client):
 def test_wrong_formats_are_400s(client, body, said):
     with pytest.raises(openai.BadRequestError, match=re.escape(said)):
         client.completions.create(model="tiny", prompt="x", extra_body=body)
+
+
+def test_compiled_structures_are_kept_as_long_as_they_are_small(model):
+    guides = Guides(model.tokenizer, model.config.vocab_size, frozenset({0}))
+    small, large = (
+        StructuredOutputs(choice=("a",)),
+        [StructuredOutputs(grammar=f'start: "{i}" // {"b" * 400_000}') for i in range(3)],
+    )
+    for one in (small, *large):
+        guides.check(one)
+    assert [guides.knows(one) for one in (small, *large)] == [False, False, True, True]

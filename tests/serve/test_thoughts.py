@@ -93,6 +93,17 @@ def test_a_thought_is_told_apart(client):
     assert off.usage.completion_tokens_details.reasoning_tokens == 0
 
 
+def test_responses_read_the_template_s_variables_too(client):
+    asked = {"model": "tiny", "input": "the?", "max_output_tokens": 4}
+    counts = [
+        client.responses.create(
+            **asked, extra_body={"chat_template_kwargs": {"enable_thinking": on}}
+        ).usage.input_tokens
+        for on in (True, False)
+    ]
+    assert counts[0] != counts[1]
+
+
 def test_a_structure_begins_behind_the_thought(client):
     """What follows the thought is the structure and nothing else; without a thought it is all."""
     form = {"structured_outputs": {"choice": ["the lazy dog"]}}

@@ -88,6 +88,9 @@ class ServeConfig(Section):
     """Tokens a chat request without max_tokens may generate (text completions: 16, as OpenAI's)."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds after which a request is ended with what it has; none by default."""
+    structure_seconds: Annotated[float, Field(gt=0)] = 3.0
+    """How long the schema, grammar or expression of structured output may take to compile; what takes longer is
+    answered with 400."""
     max_body: Annotated[str, AfterValidator(_is_size)] = "8MiB"
     """The largest request body; a larger one is answered with 413."""
     drain_seconds: Annotated[int, Field(ge=0)] = 30

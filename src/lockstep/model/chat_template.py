@@ -17,14 +17,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lockstep.errors import LockstepError
 
 
-def render(template: str, messages: Sequence[dict[str, Any]], **names: Any) -> str:
+def render(template: str, messages: Sequence[dict[str, Any]], /, **names: Any) -> str:
     """The prompt of a conversation, by the conventions of `transformers` (same environment, filters and names).
 
     messages: dicts with `role` and `content`. names: add_generation_prompt, bos_token, eos_token, tools, ...
     Raises LockstepError where the template does not compile or refuses the messages.
     """
     try:
-        return _compiled(template)(messages=list(messages), **names)
+        return _compiled(template)({**names, "messages": list(messages)})
     except Exception as error:  # a template is a program of the model's: it can fail in any way
         raise LockstepError(f"the model's chat template refuses these messages: {error}") from error
 

@@ -53,6 +53,7 @@ class Tokenizer:
     def chat(
         self,
         messages: Sequence[dict[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
         **variables: Any,
@@ -63,6 +64,7 @@ class Tokenizer:
     def render(
         self,
         messages: Sequence[dict[str, Any]],
+        /,
         add_generation_prompt: bool = True,
         tools: Sequence[dict[str, Any]] | None = None,
         **variables: Any,
@@ -74,12 +76,11 @@ class Tokenizer:
                 "this model has no chat template, so messages cannot become a prompt: "
                 "use text completion, or put a chat_template into the directory's tokenizer_config.json"
             )
-        names = {"bos_token": self.token(self.bos_id), "eos_token": self.token(self._eos_id)}
+        names: dict[str, Any] = {"bos_token": self.token(self.bos_id), "eos_token": self.token(self._eos_id)}
         from lockstep.model import chat_template  # jinja2 is not needed where only tokens come in
 
-        return chat_template.render(
-            self.template, messages, add_generation_prompt=add_generation_prompt, tools=tools, **names, **variables
-        )
+        names |= {"add_generation_prompt": add_generation_prompt, "tools": tools}
+        return chat_template.render(self.template, messages, **(variables | names))
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """Whether every token has the same number in both."""

@@ -23,7 +23,9 @@ from lockstep.serve.launch import Launched, begin, launch_ranks
 from lockstep.serve.lean import import_torch
 from lockstep.serve.params import Output
 from lockstep.serve.state import PromptTooLong, QueueFull, RanksLost
+from lockstep.serve.structured import StructuredOutputs
 from lockstep.serve.tp import open_model
+from lockstep.serve.trial import Trial, Words
 from lockstep.serve.wire import (
     Abort,
     Accepted,
@@ -53,6 +55,10 @@ log = logging.getLogger("lockstep.serve")
 State = dict[str, "Tensor"]
 _GRACE = 5.0
 """Seconds that a step may last after the server is gone."""
+_SHORT = 2**11
+"""Characters of a structure that is compiled at once: no structure that short takes a tenth of a second."""
+_MOST_TRYING = 16
+"""Long structures that may wait to be compiled."""
 
 
 def main() -> None:
@@ -126,6 +132,9 @@ class Loop:
         self._engine, self._spec, self._send = engine, spec, send
         self._inbox: queue.SimpleQueue[Message | tuple[Weights, State] | RanksLost | None] = queue.SimpleQueue()
         self._helpers = ThreadPoolExecutor(2)
+        self._trials, self._room = ThreadPoolExecutor(1), threading.Semaphore(_MOST_TRYING)
+        """A thread for long structures, and room for those that wait for it."""
+        self._trial = Trial(lambda: _words(engine), spec.structure_seconds)
         self._server_ids: dict[int, int] = {}
         """By the engine's id of a request."""
         self._engine_ids: dict[int, int] = {}
@@ -151,7 +160,7 @@ class Loop:
         while (command := receive(link)) is not None:
             if isinstance(command, Submit) and command.params.structured_outputs is not None:
                 self._preparing.add(command.identity)
-                self._helpers.submit(self._compile, command)
+                self._prepare(command, command.params.structured_outputs)
             elif isinstance(command, Weights):
                 self._helpers.submit(self._load, command)
             else:
@@ -160,9 +169,29 @@ class Loop:
         time.sleep(_GRACE)
         os._exit(1)  # the other thread waits for a rank that does not answer
 
-    def _compile(self, command: Submit) -> None:
+    def _prepare(self, command: Submit, structure: StructuredOutputs) -> None:
+        if structure.size <= _SHORT or self._engine.guides.knows(structure):
+            self._helpers.submit(self._compile, command, structure)
+        elif self._room.acquire(blocking=False):
+            self._trials.submit(self._try, command, structure)
+        else:
+            full = QueueFull(f"{_MOST_TRYING} long structures wait to be compiled already: try again later.")
+            self._inbox.put(refusal(command.identity, full))
+
+    def _try(self, command: Submit, structure: StructuredOutputs) -> None:
+        """On a thread of its own: long structures wait for each other, and for nobody else."""
         try:
-            self._engine.guides.check(command.params.structured_outputs)
+            if not self._engine.guides.knows(structure):
+                self._trial.check(structure)
+            self._compile(command, structure)
+        except Exception as error:
+            self._inbox.put(refusal(command.identity, error))
+        finally:
+            self._room.release()
+
+    def _compile(self, command: Submit, structure: StructuredOutputs) -> None:
+        try:
+            self._engine.guides.check(structure)
             self._inbox.put(command)
         except Exception as error:
             self._inbox.put(refusal(command.identity, error))
@@ -260,6 +289,12 @@ def _state(path: str, model: Model) -> State:
     dtype = str(model.dtype).removeprefix("torch.")
     new = load(path, dtype=dtype, numerics=model.ops.numerics)
     return {name: parameter.detach() for name, parameter in new.decoder.named_parameters()}
+
+
+def _words(engine: Engine) -> Words:
+    """The vocabulary as structures need it."""
+    tokenizer = engine.model.tokenizer
+    return Words(tokenizer.backend.to_str(), engine.model.config.vocab_size, sorted(tokenizer.eos_ids))
 
 
 def _vocabulary(model: Model) -> Vocabulary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,13 +12,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lockstep.config.serve import BATCH_TOKENS
 from lockstep.errors import LockstepError
 from lockstep.model import Model
 from lockstep.ops import PAGE
+from lockstep.serve import offline
 from lockstep.serve.cache import Cache
 from lockstep.serve.capacity import page_count
 from lockstep.serve.draft_model import DraftModel, check_draft
@@ -32,10 +32,9 @@ from lockstep.serve.params import (
     Pooling,
     SamplingParams,
     TokenScore,
-    completion,
 )
 from lockstep.serve.pooling import Pool, Vector
-from lockstep.serve.runner import Level, Runner, page_bytes
+from lockstep.serve.runner import Level, Runner, page_bytes, pages_dtype
 from lockstep.serve.sampler import draw_seed
 from lockstep.serve.scheduler import Scheduler
 from lockstep.serve.scoring import Reading, drawn_scores, readings, scores
@@ -90,8 +89,8 @@ class Engine:
         self._group = None if isinstance(model, Model) else model
         self.model = model = model if isinstance(model, Model) else model.model
         """What was given; of processes that were given, the part of this one."""
-        pages_dtype = _pages_dtype(model, kv_dtype)
-        page = page_bytes(model, pages_dtype) * (1 if self._group is None else self._group.tp)
+        own_dtype = pages_dtype(model, kv_dtype)
+        page = page_bytes(model, own_dtype) * (1 if self._group is None else self._group.tp)
         pages = page_count(kv_memory, page + (0 if draft_model is None else page_bytes(draft_model)))
         tokenizer = model.tokenizer if model.has_tokenizer else None
         self._decode: Decode = tokenizer.decode if tokenizer is not None else _no_text
@@ -115,9 +114,9 @@ class Engine:
 
             self._group = Group.share(model, tp)
         if self._group is None:
-            self._runner = Runner(model, pages, pages_dtype, max_batch_tokens, level)
+            self._runner = Runner(model, pages, own_dtype, max_batch_tokens, level)
         else:
-            self._runner = self._group.runner(pages, pages_dtype, max_batch_tokens, level)
+            self._runner = self._group.runner(pages, own_dtype, max_batch_tokens, level)
         self._sequences: dict[int, Sequence] = {}
         self._streams: dict[int, OutputStream] = {}
         self._guides: dict[int, Guide] = {}
@@ -168,9 +167,6 @@ class Engine:
         vocabulary = self.model.config.vocab_size
         if not prompt_ids:
             raise LockstepError("the prompt has no tokens: give at least one.")
-        wrong = next((t for t in (*prompt_ids, *params.logit_bias) if not 0 <= t < vocabulary), None)
-        if wrong is not None:
-            raise LockstepError(f"token id {wrong} is not in the vocabulary: ids go from 0 to {vocabulary - 1}.")
         length, wanted = len(prompt_ids), params.max_tokens
         if length + (1 if wanted is None else wanted) > self.max_length:
             asked = "" if wanted is None else f" and max_tokens asks for {wanted} more"
@@ -179,6 +175,9 @@ class Engine:
                 f"this model's maximum context length is {self.max_length} tokens, but the prompt has {length}{asked}: "
                 "shorten the prompt or lower max_tokens."
             )
+        wrong = next((t for t in (*prompt_ids, *params.logit_bias) if not 0 <= t < vocabulary), None)
+        if wrong is not None:
+            raise LockstepError(f"token id {wrong} is not in the vocabulary: ids go from 0 to {vocabulary - 1}.")
         if self.max_queue is not None and params.n > self.max_queue:
             raise LockstepError(f"n is {params.n}, but no more than {self.max_queue} may wait here: ask for fewer.")
         if self.max_queue is not None and len(self._scheduler.waiting) + params.n > self.max_queue:
@@ -223,29 +222,7 @@ class Engine:
 
         params: one for all or one for each. Gives n completions per prompt, in order of prompt and choice.
         """
-        texts: list[str | Many[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
-        if texts and isinstance(texts[0], int):
-            raise LockstepError("prompts is one list of token ids: give a list of prompts, [[1, 2, 3]].")
-        each = [params or SamplingParams()] * len(texts) if not isinstance(params, Many) else list(params)
-        if len(each) != len(texts):
-            raise LockstepError(f"{len(texts)} prompts came with {len(each)} sampling parameters: give one for each.")
-        ids: list[list[int]] = []
-        for number, (text, one) in enumerate(zip(texts, each, strict=True), 1):
-            try:
-                ids.append(self.model.tokenizer.encode(text) if isinstance(text, str) else list(text))
-                self.check(ids[-1], replace(one, n=1))
-            except LockstepError as error:
-                raise type(error)(f"prompt {number}: {error}" if len(texts) > 1 else str(error)) from error
-        requests = [self.add_request(prompt, one) for prompt, one in zip(ids, each, strict=True)]
-        seeds = [self.seed_of(request) for request in requests]
-        outputs: dict[tuple[int, int], list[Output]] = {}
-        for output in self._until_done():
-            outputs.setdefault((output.request, output.choice), []).append(output)
-        return [
-            completion(outputs[request, choice], ids[i], each[i], seed=seeds[i], prompt=i, choice=choice)
-            for i, request in enumerate(requests)
-            for choice in range(each[i].n)
-        ]
+        return offline.generate(self, prompts, params)
 
     def stats(self) -> Stats:
         cache, scheduler = self._cache, self._scheduler
@@ -274,12 +251,7 @@ class Engine:
 
     def embed(self, prompts: Many[Many[int]], pooling: Pooling = "mean", unit: bool = True) -> list[Vector]:
         """A vector for each prompt of token ids: see `embedding.embed`, whose bytes these are."""
-        wanted = Embedding(pooling, unit)
-        for prompt in prompts:
-            self.check(prompt, SamplingParams(max_tokens=0))
-        requests = [self.add_request(prompt, embedding=wanted) for prompt in prompts]
-        outputs = {output.request: output for output in self._until_done()}
-        return [_vector(outputs[request]) for request in requests]
+        return offline.embed(self, prompts, Embedding(pooling, unit))
 
     def watch(self, tell: Callable[[str], None]) -> None:
         """Call `tell` with the reason, from another thread, when one of the engine's other processes ends."""
@@ -290,10 +262,6 @@ class Engine:
         """End the engine's other processes, where it has some. It cannot be used afterwards."""
         if self._group is not None:
             self._group.close()
-
-    def _until_done(self) -> Iterator[Output]:
-        while self.has_work():
-            yield from self.step()
 
     def _expired(self) -> list[Output]:
         now = time.monotonic()
@@ -389,26 +357,6 @@ class Engine:
         self._scheduler.remove(sequence)
         self._guides.pop(sequence.uid, None)
         return self._streams.pop(sequence.uid).finish(reason, stop, error, refused)
-
-
-def _pages_dtype(model: Model, kv_dtype: Literal["auto", "int8"]) -> torch.dtype:
-    if kv_dtype == "auto":
-        return model.dtype
-    if model.ops.numerics != "fast":
-        raise LockstepError(
-            "kv_dtype is int8, which rounds keys and values and so breaks the bit contract: load the model with "
-            "numerics fast (--numerics fast), or leave kv_dtype at auto."
-        )
-    if model.config.latent_dim is not None:
-        raise LockstepError("kv_dtype is int8, but this model caches latents, which are small already: use auto.")
-    return torch.int8
-
-
-def _vector(output: Output) -> Vector:
-    """Of an embedding's only output."""
-    if output.error is not None:
-        raise LockstepError(output.error)
-    return np.frombuffer(output.vector, dtype="<f4")
 
 
 def _no_text(ids: list[int]) -> str:

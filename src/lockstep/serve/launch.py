@@ -54,18 +54,23 @@ def launch_ranks(tp: int) -> list[Launched]:
     return [_launch("lockstep.serve.tp.rank", share_of_cores(tp)) for _ in range(tp - 1)]
 
 
+def launch_trial() -> Launched:
+    """The process that compiles structures on trial (`trial.py`), for the thread that calls, with which it ends."""
+    return _launch("lockstep.serve.trial", 1, tied=True)
+
+
 def share_of_cores(processes: int) -> int | None:
     """Threads for each of so many processes that compute at once; None for one, which takes what it likes."""
     return None if processes == 1 else max(1, usable_cores() // processes)
 
 
-def _launch(module: str, threads: int | None, *arguments: str) -> Launched:
+def _launch(module: str, threads: int | None, *arguments: str, tied: bool | None = None) -> Launched:
     environment = None if threads is None else {"OMP_NUM_THREADS": str(threads), **os.environ}
     ours, theirs = socket.socketpair()
     with theirs:
         # The system ties a process to the thread that started it: to the main one that is to this process.
-        tied = str(int(threading.current_thread() is threading.main_thread()))
-        command = [sys.executable, "-m", module, str(theirs.fileno()), tied, *arguments]
+        tied = threading.current_thread() is threading.main_thread() if tied is None else tied
+        command = [sys.executable, "-m", module, str(theirs.fileno()), str(int(tied)), *arguments]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
     return Launched(process, ours)
 

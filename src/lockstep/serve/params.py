@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.errors import LockstepError
 from lockstep.serve.structured import StructuredOutputs
@@ -83,6 +87,12 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_TOP_LOGPROBS:
                 raise LockstepError(f"{name} is {value}: give a whole number from 0 to {MAX_TOP_LOGPROBS}.")
+
+    @cached_property
+    def bias(self) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """logit_bias as arrays, made once: a request may name every token of the vocabulary, at every draw."""
+        count = len(self.logit_bias)
+        return np.fromiter(self.logit_bias, np.intp, count), np.fromiter(self.logit_bias.values(), np.float64, count)
 
 
 def _structure(given: StructuredOutputs | Mapping[str, Any] | None) -> StructuredOutputs | None:

@@ -153,6 +153,7 @@ def adjusted(logits: Row, params: SamplingParams, tokens: list[int], prompt_leng
     if (frequency or presence) and len(tokens) > prompt_length:
         seen, counts = np.unique(np.asarray(tokens[prompt_length:], dtype=np.int64), return_counts=True)
         row[seen] -= frequency * counts + presence
-    for token, bias in params.logit_bias.items():
-        row[token] += bias
+    if params.logit_bias:
+        biased, by = params.bias
+        row[biased] += by
     return row.clip(-_LARGEST, _LARGEST).astype(np.float32)

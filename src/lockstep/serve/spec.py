@@ -33,5 +33,6 @@ def engine_spec(
         shares=config.shares,
         tp=config.tp,
         weight_cache=byte_count(config.weight_cache),
+        structure_seconds=config.structure_seconds,
         log_level=log_level,
     )

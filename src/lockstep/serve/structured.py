@@ -30,11 +30,17 @@ if TYPE_CHECKING:
 Allowed = NDArray[np.bool_]
 SPACE: Any = {"whitespace_pattern": r"[ \n\r\t]{1,20}"}
 """Between JSON tokens. Without an end to it, a model may write spaces until its tokens run out."""
-_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_TITLES = {
+    "json": "JSON schema", "json_object": "JSON object", "regex": "regular expression", "choice": "choice",
+    "grammar": "grammar",
+}  # fmt: skip
+_KINDS = tuple(_TITLES)
 _LONGEST = 2**19
 """Characters of a grammar. A rule for each few of them, one within the other, is as deep as its compiler recurses."""
 _KEPT = 64
 """Structures that stay compiled."""
+_KEPT_SIZE = 2**20
+"""Characters of all of these together: a compiled structure takes some hundred times as much memory."""
 
 
 class GuideStuck(LockstepError):
@@ -94,9 +100,15 @@ class StructuredOutputs:
         return matcher.grammar_from_lark(self.grammar or "")
 
     @property
-    def name(self) -> str:
+    def title(self) -> str:
         """How a message calls it."""
-        return next(kind for kind in _KINDS if getattr(self, kind) not in (None, False))
+        return next(title for kind, title in _TITLES.items() if getattr(self, kind) not in (None, False))
+
+    @property
+    def size(self) -> int:
+        """Characters of what was given."""
+        texts = (str(self.json or ""), self.regex or "", self.grammar or "", *(self.choice or ()))
+        return sum(map(len, texts))
 
 
 @dataclass(frozen=True)
@@ -216,6 +228,11 @@ class Guides:
             raise LockstepError(f"token id {wrong} of structured_outputs is not in the vocabulary.")
         self._matcher(structure)
 
+    def knows(self, structure: StructuredOutputs) -> bool:
+        """Whether it is compiled."""
+        with self._lock:
+            return replace(structure, opens=None, closes=None) in self._known
+
     def guide(self, structure: StructuredOutputs) -> Guide:
         """A guide at the beginning of a completion."""
         matcher, thinking = self._matcher(structure), None
@@ -235,8 +252,9 @@ class Guides:
         compiled = on_a_deep_stack(lambda: self._compiled(structure))
         with self._lock:
             self._known[structure] = compiled
-            if len(self._known) > _KEPT:
-                self._known.popitem(last=False)
+            size = sum(known.size for known in self._known)
+            while len(self._known) > _KEPT or (size > _KEPT_SIZE and len(self._known) > 1):
+                size -= self._known.popitem(last=False)[0].size
         return compiled
 
     def _compiled(self, structure: StructuredOutputs) -> LLMatcher:
@@ -251,7 +269,7 @@ class Guides:
         except ValueError as error:
             said = str(error)
         if said:
-            raise LockstepError(f"the {_TITLES[structure.name]} cannot be followed: {_first_line(said)}.")
+            raise LockstepError(f"the {structure.title} cannot be followed: {_first_line(said)}.")
         return matcher
 
     def _vocabulary_tree(self) -> LLTokenizer:
@@ -264,12 +282,6 @@ class Guides:
                 text = self._tokenizer.backend.to_str()
                 self._words = LLTokenizer(text, n_vocab=self._vocabulary, eos_token=self._eos or None)
             return self._words
-
-
-_TITLES = {
-    "json": "JSON schema", "json_object": "JSON object", "regex": "regular expression", "choice": "choice",
-    "grammar": "grammar",
-}  # fmt: skip
 
 
 def _first_line(text: str) -> str:

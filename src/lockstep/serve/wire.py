@@ -43,6 +43,8 @@ class EngineSpec(Message, frozen=True):
     tp: int
     weight_cache: int
     """Bytes of the disk for packed weights."""
+    structure_seconds: float
+    """How long a long structure may take to compile."""
     log_level: str
     """debug: the engine checks its page accounts after every step."""
     weights: str | None = None

@@ -13,6 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from lockstep.config.serve import ServeConfig, byte_count
 from lockstep.serve.api import errors
+from lockstep.serve.api.bodies import BodyRoute
 from lockstep.serve.api.chat import chat
 from lockstep.serve.api.completions import complete
 from lockstep.serve.api.embeddings import embeddings
@@ -54,6 +55,7 @@ def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
 
     # No /docs page: it would load scripts from elsewhere. /openapi.json has the schema.
     app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None, responses=errors.RESPONSES)
+    app.router.route_class = BodyRoute
     keys = {key: name for name, key in config.api_keys.items()}
     if config.api_key is not None:
         keys.setdefault(config.api_key, "")
@@ -117,14 +119,14 @@ def _tokens(app: FastAPI, service: Service) -> None:
                 service.chat, body.messages, body.add_generation_prompt, None, body.chat_template_kwargs
             )
         else:
-            ids = await asyncio.to_thread(service.tokenizer.encode, body.prompt or "", body.add_special_tokens)
+            ids = await asyncio.to_thread(service.encode, body.prompt or "", body.add_special_tokens)
         return json_response({"count": len(ids), "max_model_len": service.max_length, "tokens": ids})
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         service.check_model(body.model)
         vocabulary = service.engine.loaded.vocabulary
-        wrong = next((token for token in body.tokens if token >= vocabulary), None)
+        wrong = next((token for token in service.fitting(body.tokens) if token >= vocabulary), None)
         if wrong is not None:
             raise ApiError(
                 400, f"token id {wrong} is not in the vocabulary: ids go from 0 to {vocabulary - 1}.", "tokens"

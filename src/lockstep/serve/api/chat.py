@@ -22,8 +22,7 @@ from lockstep.serve.structured import StructuredOutputs
 
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
-    ids = await asyncio.to_thread(service.chat, body.messages, True, body.offered, body.chat_template_kwargs)
-    params, expected = asked(service, body, ids)
+    ids, params, expected = await asyncio.to_thread(asked, service, body)
     run = await start(service, "chatcmpl", body, [ids], params, request.state.client)
     speeches = [Speech(expected, body.names) for _ in range(params.n)]
     if body.stream:
@@ -31,15 +30,16 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     return json_response(await until_gone(request, _collect(run, body, speeches), run.abort))
 
 
-def asked(service: Service, body: ChatRequest, prompt: list[int]) -> tuple[SamplingParams, Expects]:
-    """The engine's parameters for this prompt, and what its completions begin with."""
+def asked(service: Service, body: ChatRequest) -> tuple[list[int], SamplingParams, Expects]:
+    """The prompt's token ids, the engine's parameters for it, and what its completions begin with. May take long."""
+    prompt = service.chat(body.messages, True, body.offered, body.chat_template_kwargs)
     wanted = body.max_completion_tokens or body.max_tokens
     if wanted is None:
         wanted = max(1, min(service.config.default_max_tokens, service.max_length - len(prompt)))
     structure = forced_calls(service, body) or structure_of(body)
     structure, expected = behind_thoughts(structure, service.tokenizer, expects(service.tokenizer, prompt))
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling(body, max_tokens=wanted, logprobs=logprobs, structured_outputs=structure), expected
+    return prompt, sampling(body, max_tokens=wanted, logprobs=logprobs, structured_outputs=structure), expected
 
 
 def forced_calls(service: Service, body: ChatRequest) -> StructuredOutputs | None:

@@ -21,7 +21,7 @@ from lockstep.serve.text import Detokenizer
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
     service.check_model(body.model)
     prompts = await asyncio.to_thread(_prompts, service, body)
-    params = _params(body)
+    params = await asyncio.to_thread(_params, body)
     run = await start(service, "cmpl", body, prompts, params, request.state.client)
     if body.stream:
         return EventStream(_events(run, body), run.abort)
@@ -45,8 +45,8 @@ def _prompts(service: Service, body: CompletionRequest) -> list[list[int]]:
     if isinstance(prompt, str):
         return [service.encode(prompt)]
     if isinstance(prompt[0], int):
-        return [cast(list[int], prompt)]
-    return [service.encode(p) if isinstance(p, str) else cast(list[int], p) for p in prompt]
+        return [service.fitting(cast(list[int], prompt))]
+    return [service.encode(p) if isinstance(p, str) else service.fitting(cast(list[int], p)) for p in prompt]
 
 
 def _echoed(service: Service, body: CompletionRequest, index: int, ids: list[int]) -> str:

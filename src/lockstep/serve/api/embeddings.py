@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from starlette.requests import Request
@@ -35,7 +35,7 @@ async def embeddings(service: Service, body: EmbeddingRequest, request: Request)
 def _prompts(service: Service, body: EmbeddingRequest) -> list[list[int]]:
     """Token ids of each input."""
     given: list[Any] = [body.input] if isinstance(body.input, str) or isinstance(body.input[0], int) else body.input
-    prompts = [service.encode(one) if isinstance(one, str) else cast(list[int], one) for one in given]
+    prompts = [service.encode(one) if isinstance(one, str) else service.fitting(one) for one in given]
     empty = next((index for index, prompt in enumerate(prompts) if not prompt), None)
     if empty is not None:
         raise ApiError(400, f"input {empty} has no tokens: give some text.", "input")

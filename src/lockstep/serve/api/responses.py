@@ -27,9 +27,8 @@ Item = dict[str, Any]
 
 async def respond(service: Service, body: ResponsesRequest, request: Request) -> Response:
     service.check_model(body.model)
-    chat = body.chat()
-    ids = await asyncio.to_thread(service.chat, chat.messages, True, chat.offered)
-    params, expected = asked(service, chat, ids)
+    chat = await asyncio.to_thread(body.chat)
+    ids, params, expected = await asyncio.to_thread(asked, service, chat)
     run = await start(service, "resp", chat, [ids], params, request.state.client)
     answer = _Answer(run, body, chat, Speech(expected, chat.names))
     if body.stream:

@@ -8,6 +8,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from lockstep.serve.api.schema import (
     FIRST,
+    MESSAGES,
     Body,
     Called,
     ChatRequest,
@@ -157,7 +158,7 @@ class ResponsesRequest(Body):
     """POST /v1/responses."""
 
     model: Text
-    input: Text | Annotated[list[Item], Field(min_length=1), FIRST]
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MESSAGES), FIRST]
     instructions: Text | None = None
     max_output_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

@@ -28,6 +28,8 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 FIRST = Field(fail_fast=True)
 """Of a long list the first mistake is enough: an error for each of a million items would take minutes to write down."""
 Ids = Annotated[list[TokenId], Field(min_length=1), FIRST]
+MESSAGES = 2048
+"""That a conversation may have, as at OpenAI."""
 
 
 def json_object(text: str) -> str:
@@ -97,7 +99,7 @@ class Sampling(Body):
     model: Text
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: dict[Text, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[Text, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=2**16)] | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=16), FIRST] | None = None
@@ -276,7 +278,7 @@ Variables = Annotated[dict[str, Any], AfterValidator(_no_names_of_ours)]
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FIRST]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES), FIRST]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Count | None = None
@@ -371,7 +373,7 @@ class TokenizeRequest(Body):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1), FIRST] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES), FIRST] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: Variables | None = None

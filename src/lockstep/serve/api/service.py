@@ -58,6 +58,15 @@ class Service:
                 404, f"there is no model {name!r}: this server has {self.name!r}.", "model", "model_not_found"
             )
 
+    def fitting(self, ids: list[int]) -> list[int]:
+        """These token ids. PromptTooLong for more than can fit, before anybody reads millions of them."""
+        if len(ids) > self.max_length:
+            raise PromptTooLong(
+                f"this model's maximum context length is {self.max_length} tokens, but {len(ids)} were sent: "
+                "send fewer."
+            )
+        return ids
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of a prompt. PromptTooLong for one that is so long that it cannot fit, before it is tokenized."""
         if len(text) > self.max_length and len(text) > self.max_length * self.tokenizer.longest:
