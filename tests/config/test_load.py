@@ -200,3 +200,19 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     with pytest.raises(LockstepError, match="cannot write the configuration"):
         save_config(Config(), tmp_path / "none" / "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"train": {"step": 3}}, "Config: unknown key `train.step`: did you mean `train.steps`?"),
+        ({"train": {"steps": "x"}}, '`train.steps` is "x": expected a whole number'),
+        ({"train": {"steps": object}}, "`train.steps` is \"<class 'object'>\": expected a whole number"),
+        ({"train": 3}, "`train` is 3: expected a mapping"),
+    ],
+)
+def test_python_code_is_answered_as_a_file_is(given, told):
+    with pytest.raises(LockstepError) as error:
+        Config(**given)
+    assert told in str(error.value)
+    assert Config(train={"out": Path("here")}).train.out == "here"

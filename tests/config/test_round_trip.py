@@ -8,12 +8,12 @@ from typing import Any, Literal, get_args, get_origin
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from lockstep.config import Config, load_config, save_config
 from lockstep.config.names import fields, sections
 from lockstep.config.schema import DEFAULT_MODEL
 from lockstep.config.strict_yaml import dump, parse
+from lockstep.errors import LockstepError
 
 LEAVES = {name: field.annotation for name, field in fields(Config) if not sections(field.annotation)}
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
@@ -55,7 +55,7 @@ def configs(draw: st.DrawFn) -> Config:
         here[leaf] = draw(values(LEAVES[name]))
     try:
         return Config.model_validate(tree)
-    except ValidationError:
+    except LockstepError:
         assume(False)
         raise
 

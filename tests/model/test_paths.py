@@ -6,6 +6,7 @@ from itertools import chain
 import pytest
 import torch
 
+from lockstep.errors import LockstepError
 from lockstep.model import load
 from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Packed, Paged
@@ -113,3 +114,9 @@ def test_logprobs_are_log_softmax_of_logits(directory):
     expected = model.ops.log_softmax(model.logits(sequence))[:-1].gather(1, torch.tensor(sequence[1:])[:, None])[:, 0]
     assert same_bytes(model.logprobs(sequence), expected)
     assert model.logprobs([5]).shape == (0,)
+
+
+@pytest.mark.parametrize("given", ["a text", [1.5, 2.0], [[1], [2, 3]], [], [-1], ["a"], [True], object()])
+def test_what_is_no_sequence_of_tokens_is_refused(directory, given):
+    with pytest.raises(LockstepError, match=r"token"):
+        load(directory).logprobs(given)

@@ -134,6 +134,17 @@ def test_the_display_prints_plain_lines_without_a_terminal(capsys: pytest.Captur
     assert [line.split()[1] for line in lines] == ["1/3", "3/3"]
 
 
+def test_preparation_that_takes_long_says_its_end_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 0.0, 1.0, 3.0, 4.0, 5.0, 6.0])
+    monkeypatch.setattr("lockstep.train.display.time.monotonic", lambda: next(clock))
+    with Display() as display:
+        for done in (0, 1_000_000, 2_000_000, 3_000_000, 4_000_000, 4_000_000):
+            display.preparing("tokenising", done, 4_000_000)
+    assert capsys.readouterr().err.splitlines() == ["tokenising: 2.0 of 4.0 MB", "tokenising: 4.0 of 4.0 MB"]
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0"), (512, "512"), (80_250, "80.2 k"), (5_480_000, "5.48 M"), (12e9, "12 G")]
 )

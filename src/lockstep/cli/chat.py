@@ -31,12 +31,15 @@ def chat(
     numerics: Numerics = "bitwise",
 ) -> None:
     """Chat with a model; each line of a piped stdin is one turn."""
-    with heavy_imports():
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading PyTorch ..."), heavy_imports():
         from lockstep.model import PackedCache, load
         from lockstep.serve import Engine, SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    engine = Engine(load(model, dtype=dtype, numerics=numerics, packed=PackedCache(log.info)))
+    with Console(stderr=True).status(f"loading {model} ..."):
+        engine = Engine(load(model, dtype=dtype, numerics=numerics, packed=PackedCache(log.info)))
     history: Messages = [] if system is None else [{"role": "system", "content": system}]
     if message is not None:
         _turn(engine, history, message, params)

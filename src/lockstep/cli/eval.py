@@ -39,8 +39,9 @@ def eval(
     for heading in ("path", "values compared", "differ", "starts at"):
         table.add_column(heading, justify="right" if heading in ("values compared", "differ") else "left")
     console, differ, compared = Console(), 0, 0
-    with console.status("comparing ..."):
-        for proof in prove(loaded, sequences):
+    with console.status("the training forward, and the first path ...") as status:
+        for done, proof in enumerate(prove(loaded, sequences), 1):
+            status.update(f"{done} paths compared, the last was {proof.path} ...")
             place = "" if proof.place is None else f"{proof.place.module}: {proof.place.operator}"
             table.add_row(proof.path, f"{proof.compared:,}", f"{proof.differ:,}", place)
             differ, compared = differ + proof.differ, compared + proof.compared

@@ -40,7 +40,9 @@ def generate(
     numerics: Numerics = "bitwise",
 ) -> None:
     """Complete prompts and print the text."""
-    with heavy_imports():
+    from rich.console import Console
+
+    with Console(stderr=True).status("loading PyTorch ..."), heavy_imports():
         from lockstep.model import PackedCache
         from lockstep.serve import Engine
         from lockstep.serve.tp import open_model
@@ -54,9 +56,11 @@ def generate(
     rows = {f"prompt {i}": {"prompt": text} for i, text in enumerate(prompt, 1)} if prompt else _rows(input)
     params = [_params(row, defaults, where) for where, row in rows.items()]
     _write(output, [], "a")  # before the work, which may take hours: whether it can be written
-    engine = Engine(open_model(model, tp, dtype, numerics, packed=PackedCache(log.info)))
-    completions = engine.generate([row["prompt"] for row in rows.values()], params)
-    engine.close()
+    with Console(stderr=True).status(f"loading {model} ...") as status:
+        engine = Engine(open_model(model, tp, dtype, numerics, packed=PackedCache(log.info)))
+        status.update(f"completing {len(rows)} prompt{'s' if len(rows) > 1 else ''} ...")
+        completions = engine.generate([row["prompt"] for row in rows.values()], params)
+        engine.close()
     if output is None and not as_json and input is None:
         for completion in completions:
             print(completion.text)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
 
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
+from pydantic_core import to_jsonable_python
+
+from lockstep.config.check import check
 from lockstep.config.compile import CompileConfig
 from lockstep.config.model import ModelConfig
 from lockstep.config.parallel import ParallelConfig
@@ -43,3 +47,15 @@ class Config(Section):
     """The level compiler."""
     serve: ServeConfig = Field(default_factory=ServeConfig)
     """The server and its engine."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, value: Any, validate: ModelWrapValidatorHandler[Config], info: ValidationInfo) -> Config:
+        """What Python code gives is read as a file is: a path may stand for text; mistakes are told in our words."""
+        try:
+            return validate(value)
+        except ValidationError:
+            if info.mode == "json" or not isinstance(value, dict):
+                raise
+            read = check(cls, to_jsonable_python(value, fallback=repr), "Config")
+            return validate({name: getattr(read, name) for name in read.model_fields_set})

@@ -89,9 +89,17 @@ class Model:
 
 def check_ids(token_ids: Sequence[int], config: ModelConfig) -> Tensor:
     """int64 [T]; LockstepError for no token, a token outside the vocabulary, or more tokens than positions."""
-    ids = torch.as_tensor(token_ids, dtype=torch.int64).flatten()
+    if isinstance(token_ids, str):
+        raise LockstepError(f"token_ids is the text {token_ids!r:.60}: give model.tokenizer.encode(text)")
+    try:
+        ids = torch.as_tensor(token_ids).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise LockstepError(f"token_ids is {token_ids!r:.60}: give one sequence of whole numbers ({error})") from error
     if len(ids) == 0:
         raise LockstepError("token_ids is empty: give at least one token")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise LockstepError(f"token_ids holds {ids.dtype} values: give whole numbers, as model.tokenizer.encode does")
+    ids = ids.to(torch.int64)
     if len(ids) > config.max_positions:
         raise LockstepError(
             f"token_ids has {len(ids)} tokens, but the model has max_positions = {config.max_positions}: shorten it"

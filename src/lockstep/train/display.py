@@ -59,8 +59,12 @@ class Display:
         if self._live:
             if now - self._began > _QUIET_SECONDS:
                 self._show(what, f"{done / 1e6:.1f} MB", done, total or None)
-        elif self._due(now):
+            return
+        ended = done == total and now - self._began > _QUIET_SECONDS
+        if self._due(now) or ended:
             self.console.print(f"{what}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB"))
+        if ended:
+            self._what = ""  # said once
 
     def step(self, line: StepLine) -> None:
         """One training step is done."""

@@ -16,7 +16,9 @@ from lockstep.serve.api import page
 from lockstep.serve.api.errors import ApiError
 
 log = logging.getLogger("lockstep.serve")
-OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"}) | page.PATHS
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Asked for every few seconds for as long as the server lives: in the log only at debug level."""
+OPEN_PATHS = _PROBES | page.PATHS
 """Asked for by machines that have no key, and by browsers before their user can give one."""
 
 
@@ -44,7 +46,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = identity
                 seconds = time.perf_counter() - begin
-                log.info("%s %s %s %d %.3fs", identity, scope["method"], path, message["status"], seconds)
+                level = logging.DEBUG if path in _PROBES else logging.INFO
+                log.log(level, "%s %s %s %d %.3fs", identity, scope["method"], path, message["status"], seconds)
             await send(message)
 
         client = self._client(headers)

@@ -96,10 +96,12 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, cache: Path, report: Report)
     if found is not None:
         return found
     encoded = encode(corpus.split(), tokenizer, config.assistant_only)
-    return write_tokens(
+    tokens = write_tokens(
         cache, key, tokenizer.vocab_size, config.assistant_only, encoded,
         lambda done: report("tokenising", done, corpus.bytes),
     )  # fmt: skip
+    report("tokenising", corpus.bytes, corpus.bytes)
+    return tokens
 
 
 def tokenizer_key(tokenizer: Tokenizer) -> str:
