@@ -109,6 +109,10 @@ def _calls(value: Any, names: Collection[str]) -> list[dict[str, Any]]:
         arguments = one.get("arguments", one.get("parameters", {})) if isinstance(one, dict) else None
         if not isinstance(arguments, dict) or one.get("name") not in list(names):
             return []
-        function = {"name": one["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+        try:
+            written = json.dumps(arguments, ensure_ascii=False)
+        except RecursionError:  # it could just be read
+            return []
+        function = {"name": one["name"], "arguments": written}
         calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
     return calls
