@@ -21,7 +21,7 @@ BUSY = (200, 408, 429)
 
 def large(number: int) -> dict:
     """A schema that is compiled on trial first."""
-    return {"type": "object", "properties": {f"p{number}.{i}": {"type": "string"} for i in range(100)}}
+    return {"json": {"type": "object", "properties": {f"p{number}.{i}": {"type": "string"} for i in range(100)}}}
 
 
 def body(draw: random.Random) -> dict:
@@ -31,7 +31,7 @@ def body(draw: random.Random) -> dict:
         "temperature": draw.choice([0, 1]), "stream": draw.random() < 0.5, "logprobs": draw.choice([None, 2]),
         "echo": draw.random() < 0.3, "priority": draw.randint(-1, 1), "stop": draw.choice([None, "e", ["the", "🙂"]]),
         "timeout": draw.choice([None, None, 0.05]), "user": draw.choice([None, "a", "b"]),
-        "structured_outputs": draw.choice([None, None, None, {"regex": "[a-z]{1,40}"}, {"json": large(draw.randint(1, 9))}]),
+        "structured_outputs": draw.choice([None, None, None, {"regex": "[a-z]{1,40}"}, large(draw.randint(1, 9))]),
     }  # fmt: skip
 
 

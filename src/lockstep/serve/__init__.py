@@ -2,10 +2,9 @@
 
 pool, radix, sequence, cache: which KV page belongs to whom (plain integers). scheduler: what is computed next,
 as a value. drafting, draft_model: guesses of what comes. runner: the forward pass. structured, sampler, drawing,
-text, scoring, stream: from logits to output. engine: all of it; offline: batches without a server. embedding: vectors of
-texts. spec, wire, child, launch, supervisor: the engine in a process of its own, trial: its compiler of long structures
-in another; router, replicas: several. api/: the OpenAI-compatible server,
-with a web page.
+text, scoring, stream: from logits to output. engine: all of it; offline: batches without a server. embedding: vectors
+of texts. spec, wire, child, launch, supervisor: the engine in a process of its own, trial: its compiler of long
+structures in another; router, replicas: several. api/: the OpenAI-compatible server, with a web page.
 """
 
 from __future__ import annotations
