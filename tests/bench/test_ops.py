@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from inspect import isfunction
+
 import pytest
 import torch
 
-from lockstep.bench.op_cases import QUICK, Sizes, cases
+from lockstep.bench.op_case import QUICK, Sizes
+from lockstep.bench.op_cases import cases
 from lockstep.bench.ops import Line, Peaks, _notes, _work, bench_ops, measure
 from lockstep.bench.turns import Spread
-from lockstep.ops import operators
+from lockstep.ops import fused, operators
 
 PEAKS = Peaks(Spread(1e11, 9e10, 2e11), Spread(1e10, 1e10, 1e10))
 SAME = {case.name: case for case in cases(QUICK)}
@@ -36,8 +40,28 @@ def test_both_sides_compute_the_same(name):
     tolerance = 1e-3 if name == "AdamW" else 2e-5
     if "eight bits" in name:  # half a step of 1/127 of a head's largest element, in scores and in values
         tolerance = 1e-2
-    ours = ours.reshape(theirs.shape)  # SDPA keeps a dimension for the batch
-    assert torch.allclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance)
+    both = [(ours, theirs)] if isinstance(theirs, torch.Tensor) else zip(ours, theirs, strict=True)
+    for mine, right in both:
+        mine = mine.reshape(right.shape)  # SDPA keeps a dimension for the batch
+        assert torch.allclose(mine.double(), right.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_every_operator_is_measured(monkeypatch):
+    called, ops = set(), operators("bitwise")
+
+    def told(name, call):
+        return lambda *given, **how: (called.add(name), call(*given, **how))[1]
+
+    asked = [f.name for f in fields(ops) if callable(getattr(ops, f.name))]
+    recording = replace(ops, **{name: told(name, getattr(ops, name)) for name in asked})
+    chains = [name for name, call in vars(fused).items() if isfunction(call) and call.__module__ == fused.__name__]
+    for name in chains:
+        monkeypatch.setattr(fused, name, told(name, getattr(fused, name)))
+    for case in SAME.values():
+        inputs = [torch.randn(shape) for shape in case.shapes]
+        case.ours(recording, *(inputs if case.prepare is None else case.prepare(recording, inputs)))
+    # Pages are written with the rotation, or by what packs for another case; formats of files have no peer.
+    assert set(asked) | set(chains) == called | {"write_kv", "write_latents", "dequantize"}
 
 
 def test_a_report_has_a_line_for_each_direction(monkeypatch):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import re
+from dataclasses import replace
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_another_dtype_shape_or_option_is_another_entry(tmp_path, change):
     assert not compiler.reports[0].cached
     assert not notes
     assert len(list(entries(tmp_path))) == 2
+
+
+def test_an_operator_of_the_callers_own_is_compiled_and_not_kept(tmp_path):
+    """What it did is in the recipe, and no key could tell it from ours."""
+    changed = replace(OPS, gated=lambda gate, up, name: 2 * OPS.gated(gate, up, name))
+    mine = Blockwise(decoder("llama"), changed, torch.float32, Compiler("O1", cache=Cache(tmp_path)), 64)
+    assert not list(entries(tmp_path))
+    ours, _ = compiled(tmp_path, [])
+    tokens, _, packed, _ = batch([20, 30])
+    assert not same([mine(tokens, packed)], [ours(tokens, packed)])
+    assert same([mine(tokens, packed)], [mine.decoder(changed, tokens, packed)])
 
 
 def test_other_passes_are_another_entry(tmp_path):

@@ -70,7 +70,7 @@ def test_bytes_count_every_tensor_once_and_rows_only_where_rows_are_read() -> No
     a, packed = torch.randn(7, 5), RAW.pack_rows(torch.randn(5, 20), torch.float32)
     assert one(RAW.gemm.default, a, packed, 20, None, torch.float32) == Cost(2 * 7 * 5 * 20, 4 * (35 + 160), 4 * 140)
     tokens, weight = torch.tensor([1, 2]), torch.randn(1000, 8)
-    found = one(RAW.embedding.default, tokens, weight, torch.bfloat16, 1.0)
+    found = one(RAW.embedding.default, tokens, weight, torch.bfloat16, 1.0, 0, 1000)
     assert (found.read, found.written) == (2 * 8 + 2 * 8 * 4, 2 * 8 * 2)
     assert one(torch.ops.aten.add_.Tensor, torch.randn(4), torch.randn(4)) == Cost(4, 32, 16)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lockstep.bench.op_case import ORDER, PACKS, QUICK, Case, Run, Sizes
+from lockstep.bench.op_chains import chains, routing
 from lockstep.ops import (
     PAGE,
     AdamWFactors,
@@ -22,67 +23,21 @@ from lockstep.ops import (
     int8_pages,
     plain,
 )
-
-Run = Callable[..., object]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Tokens of a batch and of its sequences, and the model's widths."""
-
-    tokens: int = 2048
-    length: int = 512
-    width: int = 576
-    ffn: int = 1536
-    heads: int = 9
-    kv_heads: int = 3
-    dim: int = 64
-    vocabulary: int = 8192
-
-
-QUICK = Sizes(tokens=128, length=64, width=64, ffn=128, heads=4, kv_heads=2, dim=16, vocabulary=256)
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operator on inputs of these shapes.
-
-    ours(ops, *inputs) and theirs(*inputs) compute the same. flops: of the forward (the backward has twice that); None:
-    the operator is bound by memory and its bytes are counted. gradient: whether it has a backward. prepare: what the
-    contract's side does once to its inputs (packing weights for inference). moved: elements that the forward and the
-    backward read and write, where not those of all inputs and of a result like the first. why: why PyTorch may be
-    faster.
-    """
-
-    name: str
-    shapes: tuple[tuple[int, ...], ...]
-    ours: Run
-    theirs: Run
-    flops: float | None = None
-    gradient: bool = True
-    whole: bool = False
-    prepare: Callable[[Operators, Sequence[Tensor]], Sequence[object]] | None = None
-    moved: tuple[int, int] | None = None
-    why: str = ""
-
-
-_PACKS = (
-    "a training product lays its weight out on every call, about 1 / (2 rows) of its work, and PyTorch's is MKL's in "
-    "float32"
-)
-_ORDER = "the order of its sum is fixed, PyTorch's follows the number of threads"
+from lockstep.ops.gated import activation
+from lockstep.ops.norm import layer_norm
 
 
 def cases(s: Sizes) -> list[Case]:
-    """All cases, products first."""
-    return [*_products(s), *_experts(s), *_attention(s), *_rows(s), *_vocabulary(s), *_optimizer(s)]
+    """All cases: operators by themselves, products first; then chains in one pass, and what routes tokens."""
+    of_one = [*_products(s), *_experts(s), *_attention(s), *_rows(s), *_vocabulary(s), *_optimizer(s)]
+    return [*of_one, *chains(s), *routing(s)]
 
 
 def _products(s: Sizes) -> list[Case]:
     def train(k: int, n: int) -> Case:
         name = f"linear {s.tokens} x {k} -> {n}"
         run = lambda o, x, w: o.linear(x, w)  # noqa: E731
-        return Case(name, ((s.tokens, k), (n, k)), run, F.linear, 2.0 * s.tokens * k * n, why=_PACKS)
+        return Case(name, ((s.tokens, k), (n, k)), run, F.linear, 2.0 * s.tokens * k * n, why=PACKS)
 
     def infer(rows: int) -> Case:
         def pack(ops: Operators, inputs: Sequence[Tensor]) -> Sequence[object]:
@@ -116,13 +71,13 @@ def _experts(s: Sizes) -> list[Case]:
             f"gate, up + SwiGLU {s.tokens} x {s.width} -> {s.ffn // 4}, {experts} experts",
             ((s.tokens, s.width), *[(s.ffn // 4, s.width)] * (2 * experts)),
             lambda o, x, *weights: o.grouped_gated(x, weights[:experts], weights[experts:], offsets, "silu"),
-            their_gate_and_up, 4.0 * s.tokens * s.width * (s.ffn // 4), why=_PACKS,
+            their_gate_and_up, 4.0 * s.tokens * s.width * (s.ffn // 4), why=PACKS,
         ),
         Case(
             f"grouped product {s.tokens} x {s.width} -> {s.ffn // 4}, {experts} experts",
             ((s.tokens, s.width), *[(s.ffn // 4, s.width)] * experts),
             lambda o, x, *weights: o.grouped_linear(x, weights, offsets), theirs,
-            2.0 * s.tokens * s.width * (s.ffn // 4), why=_PACKS,
+            2.0 * s.tokens * s.width * (s.ffn // 4), why=PACKS,
         )
     ]  # fmt: skip
 
@@ -149,10 +104,30 @@ def _attention(s: Sizes) -> list[Case]:
             f"attention, window {window}", qkv, lambda o, *x: o.attention(*x, batch, scale, window),
             lambda *x: sdpa(*x, attn_mask=mask), 4.0 * in_window * s.heads * s.dim,
         ),
+        Case(
+            "attention, soft cap 50", qkv, lambda o, *x: o.attention(*x, batch, scale, None, 50.0),
+            lambda *x: plain.attention(*x, batch, scale, None, 50.0), 4.0 * pairs * s.heads * s.dim,
+        ),
+        _expanded(s, batch, pairs),
         _decode(s, scale),
         _int8_decode(s, scale),
         _latent_decode(s),
     ]  # fmt: skip
+
+
+def _expanded(s: Sizes, batch: Packed, pairs: float) -> Case:
+    """Latent attention in its expanded form: as many key heads as query heads, keys wider than values."""
+    heads, dim, v_dim = 4, 3 * s.dim, 2 * s.dim
+    scale = dim**-0.5
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.view(-1, s.length, heads, x.shape[2]).transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(1, 2)
+
+    return Case(
+        f"latent attention, expanded, {heads} heads", (*[(s.tokens, heads, dim)] * 2, (s.tokens, heads, v_dim)),
+        lambda o, *x: o.attention(*x, batch, scale), theirs, 2.0 * pairs * heads * (dim + v_dim),
+    )  # fmt: skip
 
 
 def _decode(s: Sizes, scale: float) -> Case:
@@ -239,9 +214,14 @@ def _rows(s: Sizes) -> list[Case]:
             lambda x, w: F.rms_norm(x, (s.width,), w, 1e-5),
         ),
         Case(
+            "layer norm", (wide, (s.width,), (s.width,)), lambda o, x, w, b: layer_norm(x, w, b, 1e-5),
+            lambda x, w, b: F.layer_norm(x, (s.width,), w, b),
+        ),
+        Case(
             "rotary", ((s.tokens, s.heads, s.dim),), lambda o, x: o.rope(x, batch.positions, table),
             lambda x: plain.rope(x, batch.positions, table),
         ),
+        Case("SiLU", (ffn,), lambda o, x: activation(x, "silu"), F.silu),
         Case("SwiGLU", (ffn, ffn), lambda o, g, u: o.gated(g, u, "silu"), lambda g, u: F.silu(g) * u),
         Case(
             "GeGLU", (ffn, ffn), lambda o, g, u: o.gated(g, u, "gelu_tanh"),
@@ -273,8 +253,16 @@ def _vocabulary(s: Sizes) -> list[Case]:
             "sides (7 %), the passes over the logits (5 %), and weight and hidden laid out",
         ),
         Case(
+            "log-probability of a token", logits, lambda o, x: o.select_logprobs(x, targets),
+            lambda x: F.log_softmax(x, -1).gather(1, targets[:, None])[:, 0], gradient=False, wide=1, why=ORDER,
+        ),
+        Case(
+            "soft cap", logits, lambda o, x: o.softcap(x, 30.0), lambda x: 30.0 * torch.tanh(x / 30.0), gradient=False,
+            wide=1,
+        ),
+        Case(
             "log-softmax", logits, lambda o, x: o.log_softmax(x), lambda x: F.log_softmax(x, -1),
-            gradient=False, why=_ORDER,
+            gradient=False, wide=1, why=ORDER,
         ),
     ]  # fmt: skip
 
@@ -296,9 +284,9 @@ def _optimizer(s: Sizes) -> list[Case]:
         ops.adamw(p, g, *moments, factors)
 
     return [
-        Case("AdamW", ((count,), (count,)), ours, fused, gradient=False),
+        Case("AdamW", ((count,), (count,)), ours, fused, gradient=False, wide=2),
         Case(
             "sum of squares", ((count,),), lambda o, x: o.square_sum(x), torch.linalg.vector_norm, gradient=False,
-            why="it adds in float64 by a fixed tree",
+            wide=1, why="it adds in float64 by a fixed tree",
         ),
     ]  # fmt: skip

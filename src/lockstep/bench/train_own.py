@@ -52,16 +52,17 @@ def main(directory: str, tokens: str, side: str, rate: str) -> None:
     for parameter in decoder.parameters():
         parameter.data = parameter.data.clone()  # memory of its own: a loaded weight is a view of the file
     decoder.train()
-    serve((_trainer if own.masters == "float32" else _pure)(decoder, own, _batch(ids), float(rate)))
+    serve((training_step if own.masters == "float32" else _pure)(decoder, own, batch_of(ids), float(rate)))
 
 
-def _batch(ids: torch.Tensor) -> Batch:
+def batch_of(ids: torch.Tensor) -> Batch:
+    """Sequences [S, T] that predict their own next tokens."""
     sequences, length = ids.shape
     targets = torch.cat([ids[:, 1:], torch.full((sequences, 1), -1)], dim=1)
     return Batch(ids.flatten(), targets.flatten(), Packed.of([length] * sequences))
 
 
-def _trainer(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:
+def training_step(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:
     """What the trainer does in a step."""
     compute = Compute(operators(own.numerics), getattr(torch, own.dtype))
     parameters = dict(decoder.named_parameters())

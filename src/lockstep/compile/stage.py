@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lockstep.compile.capture import ALL_ROWS, ANY, OWN, ROWS, CannotCompile, Function, Given
 from lockstep.compile.describe import caches_of, describe, packable, shell
+from lockstep.compile.own_code import OwnCode, is_ours
 from lockstep.model.decoder import Block, Decoder
 from lockstep.model.linear import _PackedWeight
 from lockstep.model.moe import Routed, balance_loss
@@ -285,4 +286,10 @@ def _pages_given(pages: Pages | None) -> list[Given]:
 def _key(name: str, what: Any, ops: Operators, dtype: torch.dtype, given: Sequence[Given]) -> Any:
     inputs = [[one.name, list(one.shape), str(one.dtype), one.differentiated] for one in given]
     share = [ops.share.members, ops.share.index, ops.share.rest, ops.share.step]
-    return [name, what, ops.numerics, ops.cut_as, share, str(dtype), inputs]
+    return [name, what, ops.numerics, ops.cut_as, share, str(dtype), inputs, *_own_operators(ops)]
+
+
+def _own_operators(ops: Operators) -> list[OwnCode]:
+    """What a caller put in the place of an operator: a graph holds what it did."""
+    calls = [call for call in vars(ops).values() if callable(call)]
+    return [OwnCode(call) for call in calls if not is_ours(getattr(call, "func", call).__module__)]

@@ -14,6 +14,7 @@ from torch.autograd import Function
 
 from lockstep.errors import LockstepError
 from lockstep.ops.batch import KVPages, Packed, Paged
+from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
 
 
@@ -73,6 +74,7 @@ class _Attention(Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grad = grads[0].contiguous()

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lockstep.errors import LockstepError
+
 PAGE = 64
 """Tokens in a KV page, and keys in an attention block. Blocks are aligned to position 0 of a sequence."""
 
@@ -34,7 +36,9 @@ class Packed:
 
     @staticmethod
     def of(lengths: list[int]) -> Packed:
-        """The batch of sequences of these lengths (each at least 1)."""
+        """The batch of sequences of these lengths. LockstepError unless there is one, and each has a token."""
+        if not lengths or min(lengths) < 1:
+            raise LockstepError(f"lengths are {lengths}: a sequence has at least one token, and a batch one sequence.")
         starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
         starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
         positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
@@ -124,6 +128,10 @@ class Routing:
     top_groups: int = 1
     pairs: bool = True
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.scoring not in ("softmax", "sigmoid"):
+            raise LockstepError(f"scoring is {self.scoring!r}: give softmax or sigmoid.")
 
 
 @dataclass(frozen=True)

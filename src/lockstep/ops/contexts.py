@@ -16,6 +16,7 @@ from torch.autograd import Function
 
 from lockstep.ops.batch import Packed
 from lockstep.ops.cut_linear import whole_linear
+from lockstep.ops.first_order import first_order
 from lockstep.ops.operators import Operators
 from lockstep.ops.row_shards import Rows, on_rows
 
@@ -65,6 +66,7 @@ class _ToHeads(Function):
         return rows.to_heads(own)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.to_rows(grads[0]), None
 
@@ -76,5 +78,6 @@ class _ToRows(Function):
         return rows.to_rows(heads)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.to_heads(grads[0]), None

@@ -187,7 +187,6 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::entropies": _per_element(5, "logits"),
     "lockstep::cross_entropy_backward": _per_element(3, "logits"),
     "lockstep::embedding_backward": _per_element(2, "dy"),
-    "lockstep::embedding_part_backward": _per_element(2, "dy"),
     "lockstep::pack_columns": _per_element(0, "source"),
     "lockstep::pack_rows": _per_element(0, "source"),
     "lockstep::write_kv": _per_element(0, "k"),
@@ -210,7 +209,6 @@ def _other_flops(a: Named, result: Any, operator: OpOverload) -> float:
 
 _ROWS_ONLY = {
     "lockstep::embedding": {"weight": "tokens"},
-    "lockstep::embedding_part": {"weight": "tokens"},
     "aten::embedding": {"weight": "indices"},
     "aten::index_select": {"self": "index"},
 }

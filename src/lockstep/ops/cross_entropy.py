@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
 
 
@@ -29,6 +30,12 @@ def select_logprobs(logits: Tensor, tokens: Tensor, segments: int = 1) -> Tensor
     logits = logits.contiguous()
     chosen = logits.gather(-1, tokens.clamp(min=0).to(torch.int64)[:, None])[:, 0]
     return chosen - row_log_sum_exp(logits, segments)
+
+
+def refuse_fractions(what: str, tokens: Tensor) -> None:
+    """Raise where tokens would be cut to whole numbers in silence."""
+    if tokens.is_floating_point():
+        raise RuntimeError(f"{what} are {tokens.dtype}: expected whole numbers")
 
 
 def row_log_sum_exp(logits: Tensor, segments: int) -> Tensor:
@@ -55,8 +62,11 @@ def linear_cross_entropy(
     float32 scalar sum over rows with target >= 0 of token_weights * (-logprob + z_loss * log_z^2) (z-loss: PaLM, arXiv
     2204.02311); logprobs and entropies float32 [T], detached. softcap: logits become softcap * tanh(logits / softcap)
     first (Gemma 2, arXiv 2408.00118); 0: they do not.
-    The gradients are computed in the forward pass and scaled by the incoming gradient in the backward.
+    The gradients are computed in the forward pass and scaled by the incoming gradient in the backward. token_weights
+    have none: RuntimeError where they ask for one.
     """
+    refuse_gradient("the weight of a token", token_weights)
+    refuse_fractions("targets", targets)
     results = _LinearCrossEntropy.apply(hidden, weight, targets, token_weights, z_loss, softcap, entropy)
     return tuple(results[: 3 if entropy else 2])
 
@@ -78,6 +88,7 @@ class _LinearCrossEntropy(Function):
         return loss, logprobs, entropies
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         need_hidden, need_weight = ctx.needs_input_grad[:2]

@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from lockstep.ops import linear as contract
 from lockstep.ops import plain
+from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
 from lockstep.ops.row_shards import Rows, SharedRows, Whole, on_rows
@@ -114,6 +115,7 @@ class _Linear(Function):
         return form.product(x if whole is None else whole.tensor, weight.detach(), bias, out_dtype)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # Without the graph that made it, which a gradient that waits would keep.
         x, weight, form, whole = ctx.saved_tensors[0].detach(), ctx.weight, ctx.form, ctx.whole
@@ -219,6 +221,7 @@ class _Copies(Function):
         return tuple(weight.detach().clone() for _ in range(here))
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.add(neighbour_sum(list(grads)), torch.float32), None, None
 

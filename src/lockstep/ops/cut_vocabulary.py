@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops import plain
-from lockstep.ops.cross_entropy import row_log_sum_exp, scaled_by, select_logprobs
+from lockstep.ops.cross_entropy import refuse_fractions, row_log_sum_exp, scaled_by, select_logprobs
 from lockstep.ops.cut_linear import Add, alone, cut_operators
 from lockstep.ops.embedding import embedding_part
+from lockstep.ops.first_order import first_order
 from lockstep.ops.head_parts import Asked, Gather, PartOfLoss, Segments, part_of_loss
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import Numerics, Operators
@@ -51,6 +52,8 @@ def cut_vocabulary(
         hidden: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, z_loss: float = 0.0,
         softcap: float = 0.0, entropy: bool = False,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        refuse_gradient("the weight of a token", token_weights)
+        refuse_fractions("targets", targets)
         found = _Loss.apply(hidden, weight, targets, token_weights, z_loss, softcap, entropy, how)
         return tuple(found[: 3 if entropy else 2])
 
@@ -100,6 +103,7 @@ class _Loss(Function):
         return found.loss, found.logprobs, found.entropies
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -117,6 +121,7 @@ class _Sum(Function):
         return add(part, part.dtype)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0], None
 

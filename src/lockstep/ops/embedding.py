@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.cross_entropy import refuse_fractions
+from lockstep.ops.first_order import first_order
+
 
 def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Rows of weight [V, D] for tokens [T], in dtype, times scale (itself rounded to dtype, as Gemma does)."""
-    rows: Tensor = _Embedding.apply(tokens, weight, dtype, scale, None)
-    return rows
+    return embedding_part(tokens, weight, dtype, scale, 0, weight.shape[0])
 
 
 def embedding_part(
@@ -21,7 +23,8 @@ def embedding_part(
 ) -> Tensor:
     """`embedding` by a weight [v, D] of tokens first .. first + v - 1 of a vocabulary; rows of -0.0 for the others, so
     that the sum with what another device has is that device's row, bit for bit."""
-    rows: Tensor = _Embedding.apply(tokens, weight, dtype, scale, (first, vocabulary))
+    refuse_fractions("tokens", tokens)
+    rows: Tensor = _Embedding.apply(tokens, weight, dtype, scale, first, vocabulary)
     return rows
 
 
@@ -36,23 +39,17 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
 class _Embedding(Function):
     @staticmethod
     def forward(
-        ctx: Any, tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float, part: tuple[int, int] | None
+        ctx: Any, tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float, first: int, vocabulary: int
     ) -> Tensor:
         tokens = tokens.to(torch.int64).contiguous()
         ctx.save_for_backward(tokens)
-        ctx.held, ctx.scale, ctx.weight_dtype, ctx.part = weight.shape[0], _rounded(scale, dtype), weight.dtype, part
-        given = tokens, weight.contiguous(), dtype, ctx.scale
-        if part is None:
-            return torch.ops.lockstep.embedding(*given)
-        return torch.ops.lockstep.embedding_part(*given, *part)
+        ctx.held, ctx.scale, ctx.weight_dtype, ctx.first = weight.shape[0], _rounded(scale, dtype), weight.dtype, first
+        return torch.ops.lockstep.embedding(tokens, weight.contiguous(), dtype, ctx.scale, first, vocabulary)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         dy = grads[0].contiguous()
-        given = dy, tokens, ctx.held, ctx.scale, ctx.weight_dtype
-        if ctx.part is None:
-            dw = torch.ops.lockstep.embedding_backward(*given)
-        else:
-            dw = torch.ops.lockstep.embedding_part_backward(*given, ctx.part[0])
-        return None, dw, None, None, None
+        dw = torch.ops.lockstep.embedding_backward(dy, tokens, ctx.held, ctx.scale, ctx.weight_dtype, ctx.first)
+        return None, dw, None, None, None, None

@@ -33,7 +33,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops.batch import KVPages, Paged
-from lockstep.ops.gated import CODES
+from lockstep.ops.first_order import first_order
+from lockstep.ops.gated import code_of
 from lockstep.ops.linear import PackedWeight, input_gradient, lay_out, refuse_gradient, weight_gradient
 
 
@@ -41,10 +42,10 @@ def linear_gated(x: Tensor, gate: Tensor | PackedWeight, up: Tensor | PackedWeig
     """`gated(linear(x, gate), linear(x, up), activation)`: x [T, K], both weights [F, K] or both packed -> [T, F]."""
     if isinstance(gate, PackedWeight) and isinstance(up, PackedWeight):
         refuse_gradient("a product with a packed weight", x)
-        arguments = (x.contiguous(), gate.panels, up.panels, gate.n, CODES[activation], False)
+        arguments = (x.contiguous(), gate.panels, up.panels, gate.n, code_of(activation), False)
         y: Tensor = torch.ops.lockstep.gemm_gated(*arguments)[0]
         return y
-    y = _LinearGated.apply(x, gate, up, CODES[activation])
+    y = _LinearGated.apply(x, gate, up, code_of(activation))
     return y
 
 
@@ -52,11 +53,11 @@ def linear_activation(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | N
     """`activation(linear(x, weight, bias))`: x [T, K], weight [N, K] or packed -> [T, N]."""
     if isinstance(weight, PackedWeight):
         refuse_gradient("a product with a packed weight", x)
-        rounded = None if bias is None else bias.to(x.dtype)
-        arguments = (x.contiguous(), weight.panels, weight.n, rounded, CODES[activation], False)
+        rounded = None if bias is None else bias.to(x.dtype).contiguous()
+        arguments = (x.contiguous(), weight.panels, weight.n, rounded, code_of(activation), False)
         y: Tensor = torch.ops.lockstep.gemm_activation(*arguments)[0]
         return y
-    y = _LinearActivation.apply(x, weight, bias, CODES[activation])
+    y = _LinearActivation.apply(x, weight, bias, code_of(activation))
     return y
 
 
@@ -74,6 +75,7 @@ def add_layer_norm(x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, ep
 
 def norm_rope(x: Tensor, weight: Tensor, positions: Tensor, table: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """`rope(rms_norm(x, weight, eps, offset), positions, table)`: x [T, H, d], a norm per head."""
+    refuse_gradient("a rotary table", table)
     y: Tensor = _NormRope.apply(x, weight, positions, table, eps, offset)
     return y
 
@@ -97,6 +99,7 @@ class _LinearGated(Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, gates, ups = ctx.saved_tensors
         d_gates, d_ups = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gates, ups, ctx.code)
@@ -112,7 +115,7 @@ class _LinearActivation(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> Tensor:
         x = x.contiguous()
-        rounded = None if bias is None else bias.to(x.dtype)
+        rounded = None if bias is None else bias.to(x.dtype).contiguous()
         packed = lay_out(weight, x.dtype)
         y, before = torch.ops.lockstep.gemm_activation(x, packed.panels, packed.n, rounded, code, True)
         ctx.save_for_backward(x, weight, before)
@@ -120,6 +123,7 @@ class _LinearActivation(Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, before = ctx.saved_tensors
         d = torch.ops.lockstep.activation_backward(grads[0].contiguous(), before, ctx.code)
@@ -133,17 +137,18 @@ class _LinearActivation(Function):
 class _AddRMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
-        rounded = weight.to(h.dtype)
+        rounded = weight.to(h.dtype).contiguous()
         total, y, rstd = torch.ops.lockstep.add_rms_norm(x.contiguous(), h.contiguous(), rounded, eps, offset)
         ctx.save_for_backward(total, weight, rstd)
         ctx.offset = offset
         return total, y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
         d_total, dy = grads[0].contiguous(), grads[1].contiguous()
-        rounded = weight.to(dy.dtype)
+        rounded = weight.to(dy.dtype).contiguous()
         dx, dh, dw = torch.ops.lockstep.add_rms_norm_backward(dy, d_total, total, rounded, rstd, ctx.offset)
         return dx, dh, dw.to(weight.dtype), None, None
 
@@ -153,17 +158,18 @@ class _AddLayerNorm(Function):
     def forward(
         ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
-        rounded = [None if w is None else w.to(h.dtype) for w in (weight, bias)]
+        rounded = [None if w is None else w.to(h.dtype).contiguous() for w in (weight, bias)]
         total, y, mean, rstd = torch.ops.lockstep.add_layer_norm(x.contiguous(), h.contiguous(), *rounded, eps)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return total, y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, mean, rstd = ctx.saved_tensors
         d_total, dy = grads[0].contiguous(), grads[1].contiguous()
-        rounded = weight.to(dy.dtype)
+        rounded = weight.to(dy.dtype).contiguous()
         dx, dh, dw, db = torch.ops.lockstep.add_layer_norm_backward(dy, d_total, total, rounded, mean, rstd)
         return dx, dh, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None
 
@@ -174,14 +180,15 @@ class _NormRope(Function):
         ctx: Any, x: Tensor, weight: Tensor, positions: Tensor, table: Tensor, eps: float, offset: float
     ) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.norm_rope(x, weight.to(x.dtype), positions, table, eps, offset)
+        y, rstd = torch.ops.lockstep.norm_rope(x, weight.to(x.dtype).contiguous(), positions, table, eps, offset)
         ctx.save_for_backward(x, weight, rstd, positions, table)
         ctx.offset = offset
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd, positions, table = ctx.saved_tensors
         dn = torch.ops.lockstep.rope(grads[0].contiguous(), positions, table, -1.0)
-        dx, dw = torch.ops.lockstep.rms_norm_backward(dn, x, weight.to(x.dtype), rstd, ctx.offset)
+        dx, dw = torch.ops.lockstep.rms_norm_backward(dn, x, weight.to(x.dtype).contiguous(), rstd, ctx.offset)
         return dx, dw.to(weight.dtype), None, None, None, None

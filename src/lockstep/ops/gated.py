@@ -8,19 +8,29 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-CODES = {"silu": 0, "gelu_tanh": 1}
+from lockstep.errors import LockstepError
+from lockstep.ops.first_order import first_order
+
+_CODES = {"silu": 0, "gelu_tanh": 1}
 """The activations by the kernels' numbers."""
+
+
+def code_of(activation: str) -> int:
+    """An activation's number for the kernels; LockstepError for one that they do not have."""
+    if activation not in _CODES:
+        raise LockstepError(f"activation is {activation!r}: the kernels have {' and '.join(_CODES)}.")
+    return _CODES[activation]
 
 
 def activation(x: Tensor, name: str) -> Tensor:
     """The activation of x (any shape): "silu" or "gelu_tanh"."""
-    y: Tensor = _Activation.apply(x, CODES[name])
+    y: Tensor = _Activation.apply(x, code_of(name))
     return y
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """activation(gate [T, F]) * up [T, F]; activation "silu" or "gelu_tanh"."""
-    y: Tensor = _Gated.apply(gate, up, CODES[activation])
+    y: Tensor = _Gated.apply(gate, up, code_of(activation))
     return y
 
 
@@ -33,6 +43,7 @@ class _Activation(Function):
         return torch.ops.lockstep.activation(x, code)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         return torch.ops.lockstep.activation_backward(grads[0].contiguous(), x, ctx.code), None
@@ -47,6 +58,7 @@ class _Gated(Function):
         return torch.ops.lockstep.gated(gate, up, code)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         d_gate, d_up = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)

@@ -13,6 +13,7 @@ from torch.autograd import Function
 
 from lockstep.ops.attention import check_head_dim
 from lockstep.ops.batch import LatentPages, Paged
+from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
 
 
@@ -49,6 +50,7 @@ class _ShareHeads(Function):
         return x[:, None].expand(-1, heads, -1).contiguous()
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tokens, heads, _ = grads[0].shape
         slots = torch.arange(tokens * heads, dtype=torch.int32, device=grads[0].device).view(tokens, heads)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops.device_class import BF16_CLASS, device_class
+from lockstep.ops.first_order import first_order
 from lockstep.ops.huge_pages import HugePages
 from lockstep.ops.raw.linear import panels as panels_of
 
@@ -93,7 +94,7 @@ def refuse_gradient(what: str, x: Tensor) -> None:
 
 
 def _product(x: Tensor, packed: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-    bias = None if bias is None else bias.detach().to(x.dtype)
+    bias = None if bias is None else bias.detach().to(x.dtype).contiguous()
     return torch.ops.lockstep.gemm(x.contiguous(), packed.panels, packed.n, bias, out_dtype or x.dtype)
 
 
@@ -106,6 +107,7 @@ class _Linear(Function):
         return _product(x, lay_out(weight, x.dtype), bias, out_dtype)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dy = grads[0].to(x.dtype).contiguous()

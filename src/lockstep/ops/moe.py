@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.errors import LockstepError
 from lockstep.ops.batch import Routes, Routing
-from lockstep.ops.gated import CODES
+from lockstep.ops.first_order import first_order
+from lockstep.ops.gated import code_of
 from lockstep.ops.linear import PackedWeight, refuse_gradient
 
 
@@ -38,6 +40,7 @@ def grouped_linear(x: Tensor, weights: Sequence[Tensor | PackedWeight], offsets:
 
     Packed weights have no gradient: RuntimeError where one would be asked for.
     """
+    _some(weights)
     if isinstance(weights[0], PackedWeight):
         refuse_gradient("a grouped product with packed weights", x)
         panels = [weight.panels for weight in weights if isinstance(weight, PackedWeight)]
@@ -52,7 +55,8 @@ def grouped_gated(
     activation: str,
 ) -> Tensor:  # fmt: skip
     """`gated` of `grouped_linear` with gates and of that with ups, both [F, K] or packed, in one pass: [R, F]."""
-    code = CODES[activation]
+    code = code_of(activation)
+    _some(gates)
     if isinstance(gates[0], PackedWeight):
         refuse_gradient("a grouped product with packed weights", x)
         panels = [[weight.panels for weight in side if isinstance(weight, PackedWeight)] for side in (gates, ups)]
@@ -79,6 +83,11 @@ def balance_loss(logits: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
     return loss
 
 
+def _some(weights: Sequence[Tensor | PackedWeight]) -> None:
+    if not weights:
+        raise LockstepError("a grouped product was asked for with no expert: give a weight for each group of rows.")
+
+
 class _Route(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -93,6 +102,7 @@ class _Route(Function):
         return weights, chosen
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         logits, chosen = ctx.saved_tensors
         r = ctx.routing
@@ -109,6 +119,7 @@ class _Dispatch(Function):
         return torch.ops.lockstep.dispatch(x.contiguous(), rows)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
         return torch.ops.lockstep.dispatch_backward(grads[0].contiguous(), slots), None, None
@@ -122,6 +133,7 @@ class _GroupedLinear(Function):
         return torch.ops.lockstep.grouped_product(x, offsets, _plain(weights), False)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, offsets, *weights = ctx.saved_tensors
         dy = grads[0].to(x.dtype).contiguous()
@@ -141,6 +153,7 @@ class _GroupedGated(Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, offsets, gate, up, *weights = ctx.saved_tensors
         d_gate, d_up = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
@@ -181,6 +194,7 @@ class _Combine(Function):
         return torch.ops.lockstep.combine(y, weights, slots)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dy, dw = torch.ops.lockstep.combine_backward(grads[0].contiguous(), *ctx.saved_tensors)
         return dy, dw, None
@@ -197,6 +211,7 @@ class _Balance(Function):
         return torch.ops.lockstep.column_sums((share * sums)[:, None].contiguous())[0]
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         share, *logits = ctx.saved_tensors
         d_sums = (share * grads[0]).contiguous()

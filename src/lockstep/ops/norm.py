@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.first_order import first_order
+
 
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out_dtype: torch.dtype | None = None
@@ -36,16 +38,17 @@ class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.rms_norm(x, weight.to(dtype), eps, offset)
+        y, rstd = torch.ops.lockstep.rms_norm(x, weight.to(dtype).contiguous(), eps, offset)
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset = offset
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.to(dy.dtype), rstd, ctx.offset)
+        dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.to(dy.dtype).contiguous(), rstd, ctx.offset)
         return dx, dw.to(weight.dtype), None, None, None
 
 
@@ -53,15 +56,16 @@ class _LayerNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        rounded = None if bias is None else bias.to(dtype)
-        y, mean, rstd = torch.ops.lockstep.layer_norm(x, weight.to(dtype), rounded, eps)
+        rounded = None if bias is None else bias.to(dtype).contiguous()
+        y, mean, rstd = torch.ops.lockstep.layer_norm(x, weight.to(dtype).contiguous(), rounded, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, dw, db = torch.ops.lockstep.layer_norm_backward(dy, x, weight.to(dy.dtype), mean, rstd)
+        dx, dw, db = torch.ops.lockstep.layer_norm_backward(dy, x, weight.to(dy.dtype).contiguous(), mean, rstd)
         return dx, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None, None

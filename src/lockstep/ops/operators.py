@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from lockstep.errors import LockstepError
 from lockstep.ops import build, fast_paged, plain, plain_moe
 from lockstep.ops.adamw import adamw, square_sum
 from lockstep.ops.attention import attention, paged_attention, write_kv
@@ -123,6 +124,8 @@ def operators(numerics: Numerics = "bitwise", kernels: bool = True) -> Operators
     """
     if numerics == "fast":
         return _PLAIN
+    if numerics != "bitwise":
+        raise LockstepError(f"numerics is {numerics!r}: give bitwise, or fast for plain PyTorch.")
     if kernels:
         build.load()
     return _CONTRACT

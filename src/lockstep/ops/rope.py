@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.first_order import first_order
+from lockstep.ops.linear import refuse_gradient
+
 
 def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     """Turn x [T, H, d] by its positions int32 [T]: pairs (j, j + d / 2), table float32 [P, d / 2, 2] of cos, sin
-    (arXiv 2104.09864 in the half-split form of Llama)."""
+    (arXiv 2104.09864 in the half-split form of Llama). The table has none: RuntimeError where it asks for a gradient."""
+    refuse_gradient("a rotary table", table)
     y: Tensor = _Rope.apply(x, positions, table)
     return y
 
@@ -23,6 +27,7 @@ class _Rope(Function):
         return torch.ops.lockstep.rope(x.contiguous(), positions, table, 1.0)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         positions, table = ctx.saved_tensors
         return torch.ops.lockstep.rope(grads[0].contiguous(), positions, table, -1.0), None, None

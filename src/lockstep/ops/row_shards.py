@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.ops.first_order import first_order
 from lockstep.ops.operators import Operators
 
 
@@ -111,6 +112,7 @@ class _Own(Function):
         return rows.own(whole).clone()
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.gather(grads[0].contiguous()), None
 
@@ -124,6 +126,7 @@ class _All(Function):
         return rows.gather(own.contiguous())
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.own(grads[0]), None
 
@@ -149,6 +152,7 @@ class _Norm(Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight, rstd), raw = ctx.saved_tensors, torch.ops.lockstep
         dy = grads[0].contiguous()
@@ -175,5 +179,6 @@ class _Everywhere(Function):
         return weight.detach().clone()
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.total(grads[0].contiguous()), None

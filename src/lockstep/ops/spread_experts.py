@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops.cut_linear import WeightQueue
-from lockstep.ops.gated import CODES
+from lockstep.ops.first_order import first_order
+from lockstep.ops.gated import code_of
 from lockstep.ops.operators import Operators
 
 Weight = TypeVar("Weight")
@@ -68,7 +69,7 @@ class SharedExperts(ABC):
         activation: str,
     ) -> Tensor:
         """rows [T k, D] of this device's tokens, by expert; weights of all experts -> [T k, D]."""
-        return self.products(rows, offsets, CODES[activation], own_weights(self.devices, gates, ups, downs))
+        return self.products(rows, offsets, code_of(activation), own_weights(self.devices, gates, ups, downs))
 
     @abstractmethod
     def products(self, rows: Tensor, offsets: Tensor, code: int, weights: Sequence[Tensor]) -> Tensor:
@@ -165,6 +166,7 @@ class _Spread(Function):
         return y
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept, form = Kept(*ctx.way, *ctx.saved_tensors), ctx.form
         dx, late = backward(grads[0], kept, ctx.weights, ctx.code, form.devices)

@@ -2,15 +2,11 @@
 #pragma once
 
 #include "bindings_attention.h"
+#include "bindings_linear.h"
 #include "bindings_rows.h"
 #include "call.h"
 
 namespace lockstep {
-
-inline void check_packed(const Tensor& a, const Tensor& packed, int64_t n) {
-  TORCH_CHECK(packed.size(0) == panels(n) && packed.size(1) == a.size(1), "product of ", a.sizes(), " with packed ",
-              packed.sizes(), " for ", n, " columns");
-}
 
 inline void gemm_gated_op(Call& call) {
   const Tensor &a = call.tensor(0), &gate_weight = call.tensor(1), &up_weight = call.tensor(2);
@@ -62,6 +58,7 @@ inline void gemm_three_op(Call& call) {
 
 inline void gemm_add_op(Call& call) {
   const Tensor &x = call.tensor(0), &a = call.tensor(1), &packed = call.tensor(2);
+  expect_dimensions("x", x, 2);
   const int64_t m = a.size(0), n = x.size(1);
   check_packed(a, packed, n);
   expect_sizes("x", x, {m, n});
@@ -89,11 +86,13 @@ inline void rope_write_kv_op(Call& call) {
   const Tensor &k_pages = call.tensor(3), &v_pages = call.tensor(4), &table = call.tensor(5);
   const AttentionShape a = attention_shape(call, k, k.size(1), v.size(2), 6, false);
   checked_positions(call.tensor(7), k, rotary);
+  expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
   check_pages(a, k_pages, v_pages);
+  const int32_t* pages = checked_table(a, table, k_pages.size(0), true);
   by_type(k.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
-    rope_write_kv(data<T>(k), data<T>(v), data<float>(rotary), data<T>(k_pages), data<T>(v_pages),
-                  data<int32_t>(table), table.size(1), a);
+    rope_write_kv(data<T>(k), data<T>(v), data<float>(rotary), data<T>(k_pages), data<T>(v_pages), pages,
+                  table.size(1), a);
   });
 }
 

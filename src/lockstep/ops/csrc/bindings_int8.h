@@ -21,9 +21,10 @@ inline void write_kv_int8_op(Call& call) {
   const AttentionShape a = attention_shape(call, k, k.size(1), v.size(2), 7, false);
   expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
   const Int8Pages pages = int8_pages(call, a, 2);
+  const int32_t* in = checked_table(a, table, call.tensor(2).size(0), true);
   by_type(k.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
-    write_kv_int8(data<T>(k), data<T>(v), pages, data<int32_t>(table), table.size(1), a);
+    write_kv_int8(data<T>(k), data<T>(v), pages, in, table.size(1), a);
   });
 }
 
@@ -31,10 +32,11 @@ inline void attention_paged_int8_op(Call& call) {
   const Tensor &q = call.tensor(0), &k_pages = call.tensor(1), &v_pages = call.tensor(2), &table = call.tensor(5);
   const AttentionShape a = attention_shape(call, q, k_pages.size(1), v_pages.size(3), 6, true);
   const Int8Pages pages = int8_pages(call, a, 1);
+  const int32_t* in = checked_table(a, table, k_pages.size(0), false);
   Tensor out = call.result({a.tokens, a.heads, a.v_dim}, q.scalar_type());
   by_type(q.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);
-    attention_paged_int8(data<T>(q), pages, data<int32_t>(table), table.size(1), data<T>(out), a);
+    attention_paged_int8(data<T>(q), pages, in, table.size(1), data<T>(out), a);
   });
 }
 

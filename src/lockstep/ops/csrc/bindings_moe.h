@@ -6,8 +6,15 @@
 
 namespace lockstep {
 
+inline void check_indices(const char* what, const Tensor& indices, int64_t bound) {
+  const int32_t* at = data<int32_t>(indices);
+  for (int64_t i = 0; i < indices.numel(); i++)
+    TORCH_CHECK(at[i] >= 0 && at[i] < bound, what, ": ", at[i], " is not below ", bound);
+}
+
 inline void route_op(Call& call) {
   const Tensor& logits = call.tensor(0);
+  expect_dimensions("logits", logits, 2);
   const Routing r{logits.size(1),  call.integer(2), call.flag(3), call.flag(4),
                   call.integer(5), call.integer(6), call.flag(7), call.number(8)};
   TORCH_CHECK(r.groups >= 1 && r.experts % r.groups == 0, r.experts, " experts do not divide into ", r.groups,
@@ -24,7 +31,11 @@ inline void route_op(Call& call) {
 
 inline void route_backward_op(Call& call) {
   const Tensor &d_weights = call.tensor(0), &logits = call.tensor(1), &chosen = call.tensor(2);
-  expect_sizes("d_weights", d_weights, chosen.sizes());
+  expect_dimensions("logits", logits, 2);
+  expect_dimensions("chosen", chosen, 2);
+  expect_sizes("d_weights", d_weights, {logits.size(0), chosen.size(1)});
+  expect_sizes("chosen", chosen, d_weights.sizes());
+  check_indices("chosen", chosen, logits.size(1));
   const Routing r{logits.size(1), chosen.size(1), call.flag(3), call.flag(4), 1, 1, false, call.number(5)};
   Tensor d = call.result_like(logits);
   route_backward(data<float>(d_weights), data<float>(logits), data<int32_t>(chosen), r, logits.size(0), data<float>(d));
@@ -32,6 +43,7 @@ inline void route_backward_op(Call& call) {
 
 inline void softmax_sums_op(Call& call) {
   const Tensor& logits = call.tensor(0);
+  expect_dimensions("logits", logits, 2);
   Tensor sums = call.result({logits.size(1)}, at::kFloat);
   softmax_sums(data<float>(logits), logits.size(0), logits.size(1), data<float>(sums));
 }
@@ -52,6 +64,7 @@ inline void balance_share_op(Call& call) {
 
 inline void softmax_sums_backward_op(Call& call) {
   const Tensor &d_sums = call.tensor(0), &logits = call.tensor(1);
+  expect_dimensions("logits", logits, 2);
   expect_sizes("d_sums", d_sums, {logits.size(1)});
   Tensor d = call.result_like(logits);
   softmax_sums_backward(data<float>(d_sums), data<float>(logits), logits.size(0), logits.size(1), data<float>(d));
@@ -59,6 +72,7 @@ inline void softmax_sums_backward_op(Call& call) {
 
 inline void group_op(Call& call) {
   const Tensor& chosen = call.tensor(0);
+  expect_dimensions("chosen", chosen, 2);
   const int64_t tokens = chosen.size(0), top_k = chosen.size(1), experts = call.integer(1);
   const int32_t* ids = data<int32_t>(chosen);
   for (int64_t i = 0; i < tokens * top_k; i++)
@@ -68,14 +82,10 @@ inline void group_op(Call& call) {
   group(ids, tokens, top_k, experts, data<int32_t>(offsets), data<int32_t>(rows), data<int32_t>(slots));
 }
 
-inline void check_indices(const char* what, const Tensor& indices, int64_t bound) {
-  const int32_t* at = data<int32_t>(indices);
-  for (int64_t i = 0; i < indices.numel(); i++)
-    TORCH_CHECK(at[i] >= 0 && at[i] < bound, what, ": ", at[i], " is not below ", bound);
-}
-
 inline void dispatch_op(Call& call) {
   const Tensor &x = call.tensor(0), &rows = call.tensor(1);
+  expect_dimensions("tokens", x, 2);
+  expect_dimensions("rows", rows, 1);
   check_indices("rows", rows, x.size(0));
   Tensor y = call.result({rows.size(0), x.size(1)}, x.scalar_type());
   by_type(x.scalar_type(), [&](auto* t) {
@@ -86,6 +96,8 @@ inline void dispatch_op(Call& call) {
 
 inline void dispatch_backward_op(Call& call) {
   const Tensor &dy = call.tensor(0), &slots = call.tensor(1);
+  expect_dimensions("rows of experts", dy, 2);
+  expect_dimensions("slots", slots, 2);
   check_indices("slots", slots, dy.size(0));
   Tensor dx = call.result({slots.size(0), dy.size(1)}, dy.scalar_type());
   by_type(dy.scalar_type(), [&](auto* t) {
@@ -96,6 +108,8 @@ inline void dispatch_backward_op(Call& call) {
 
 inline void combine_op(Call& call) {
   const Tensor &y = call.tensor(0), &weights = call.tensor(1), &slots = call.tensor(2);
+  expect_dimensions("rows of experts", y, 2);
+  expect_dimensions("slots", slots, 2);
   expect_sizes("weights", weights, slots.sizes());
   check_indices("slots", slots, y.size(0));
   const int64_t tokens = slots.size(0), d = y.size(1);
@@ -108,7 +122,10 @@ inline void combine_op(Call& call) {
 
 inline void combine_backward_op(Call& call) {
   const Tensor &d_out = call.tensor(0), &y = call.tensor(1), &weights = call.tensor(2), &slots = call.tensor(3);
+  expect_dimensions("slots", slots, 2);
   expect_sizes("weights", weights, slots.sizes());
+  expect_dimensions("rows of tokens", d_out, 2);
+  expect_sizes("rows of tokens", d_out, {slots.size(0), d_out.size(1)});
   expect_sizes("y", y, {slots.numel(), d_out.size(1)});
   check_indices("slots", slots, y.size(0));
   Tensor dy = call.result_like(y), dw = call.result_like(weights);
@@ -119,8 +136,11 @@ inline void combine_backward_op(Call& call) {
   });
 }
 
-// The groups' bounds, checked against the rows and the number of matrices.
-inline const int32_t* bounds(const Tensor& offsets, int64_t rows, int64_t experts) {
+// The groups' bounds, checked against the rows [rows, k] and the number of matrices.
+inline const int32_t* bounds(const Tensor& offsets, const Tensor& x, int64_t experts) {
+  expect_dimensions("rows of experts", x, 2);
+  TORCH_CHECK(experts > 0, "a grouped product with no expert");
+  const int64_t rows = x.size(0);
   const int32_t* at = data<int32_t>(offsets);
   expect_sizes("offsets", offsets, {experts + 1});
   TORCH_CHECK(at[0] == 0 && at[experts] == rows, "offsets from ", at[0], " to ", at[experts], " for ", rows, " rows");
@@ -141,8 +161,8 @@ std::vector<const T*> pointers(const std::vector<Tensor>& list) {
 inline void grouped_gemm_op(Call& call) {
   const Tensor &a = call.tensor(0), &offsets = call.tensor(1);
   const std::vector<Tensor> packed = call.tensors(2);
+  const int32_t* at = bounds(offsets, a, packed.size());
   const int64_t m = a.size(0), k = a.size(1), n = call.integer(3);
-  const int32_t* at = bounds(offsets, m, packed.size());
   expect_sizes("packed", packed[0], {panels(n), k, PANEL});
   Tensor y = call.result({m, n}, a.scalar_type());
   by_type(a.scalar_type(), [&](auto* t) {
@@ -156,8 +176,9 @@ inline void grouped_product_op(Call& call) {
   const Tensor &a = call.tensor(0), &offsets = call.tensor(1);
   const std::vector<Tensor> weights = call.tensors(2);
   const bool by_rows = call.flag(3);
-  const int64_t m = a.size(0), k = a.size(1), n = weights.at(0).size(by_rows ? 1 : 0);
-  const int32_t* at = bounds(offsets, m, weights.size());
+  const int32_t* at = bounds(offsets, a, weights.size());
+  expect_dimensions("an expert's matrix", weights[0], 2);
+  const int64_t m = a.size(0), k = a.size(1), n = weights[0].size(by_rows ? 1 : 0);
   TORCH_CHECK(weights[0].size(by_rows ? 0 : 1) == k, "rows of ", k, " with matrices ", weights[0].sizes());
   Tensor y = call.result({m, n}, a.scalar_type());
   by_type(weights[0].scalar_type(), [&](auto* s) {
@@ -173,9 +194,9 @@ inline void grouped_product_op(Call& call) {
 inline void grouped_gated_op(Call& call) {
   const Tensor &a = call.tensor(0), &offsets = call.tensor(1);
   const std::vector<Tensor> gates = call.tensors(2), ups = call.tensors(3);
+  const int32_t* at = bounds(offsets, a, gates.size());
   const int64_t m = a.size(0), k = a.size(1), n = call.integer(4);
   const bool keep = call.flag(6);
-  const int32_t* at = bounds(offsets, m, gates.size());
   TORCH_CHECK(gates.size() == ups.size(), gates.size(), " gates for ", ups.size(), " ups");
   expect_sizes("gate", gates[0], {panels(n), k, PANEL});
   expect_sizes("up", ups[0], {panels(n), k, PANEL});
@@ -192,9 +213,10 @@ inline void grouped_gated_op(Call& call) {
 inline void grouped_gated_product_op(Call& call) {
   const Tensor &a = call.tensor(0), &offsets = call.tensor(1);
   const std::vector<Tensor> gates = call.tensors(2), ups = call.tensors(3);
-  const int64_t m = a.size(0), k = a.size(1), n = gates.at(0).size(0);
+  const int32_t* at = bounds(offsets, a, gates.size());
+  expect_dimensions("an expert's matrix", gates[0], 2);
+  const int64_t m = a.size(0), k = a.size(1), n = gates[0].size(0);
   const bool keep = call.flag(5);
-  const int32_t* at = bounds(offsets, m, gates.size());
   TORCH_CHECK(gates.size() == ups.size(), gates.size(), " gates for ", ups.size(), " ups");
   expect_sizes("gate", gates[0], {n, k});
   expect_sizes("up", ups[0], {n, k});
@@ -213,9 +235,11 @@ inline void grouped_gated_product_op(Call& call) {
 
 inline void grouped_weight_gradient_op(Call& call) {
   const Tensor &dy = call.tensor(0), &x = call.tensor(1), &offsets = call.tensor(2);
-  const int64_t experts = offsets.size(0) - 1, n = dy.size(1), k = x.size(1);
+  const int64_t experts = offsets.size(0) - 1;
+  const int32_t* at = bounds(offsets, x, experts);
+  expect_dimensions("dy", dy, 2);
+  const int64_t n = dy.size(1), k = x.size(1);
   TORCH_CHECK(dy.size(0) == x.size(0), dy.size(0), " rows of dy for ", x.size(0));
-  const int32_t* at = bounds(offsets, x.size(0), experts);
   Tensor dw = call.result({experts, n, k}, at::kFloat);
   by_type(dy.scalar_type(), [&](auto* t) {
     using T = TYPE_OF(t);

@@ -18,7 +18,9 @@ void norm_types(const Tensor& x, const Tensor& weight, F f) {
 
 struct NormSize {
   int64_t rows, d;
-  NormSize(const Tensor& x, const Tensor& weight) : rows(x.numel() / x.size(-1)), d(x.size(-1)) {
+  NormSize(const Tensor& x, const Tensor& weight) : d(x.size(-1)) {
+    TORCH_CHECK(d > 0, "norm of rows without an element: ", x.sizes());
+    rows = x.numel() / d;
     expect_sizes("weight", weight, {d});
   }
 };
@@ -51,16 +53,15 @@ inline void rms_norm_backward_op(Call& call) {
 
 inline void rms_norm_weight_gradient_op(Call& call) {
   const Tensor &dy = call.tensor(0), &x = call.tensor(1), &rstd = call.tensor(2), &before = call.tensor(3);
-  const int64_t d = x.size(-1), rows = x.numel() / d;
+  const NormSize n(x, before);
   expect_sizes("dy", dy, x.sizes());
-  expect_sizes("rstd", rstd, {rows});
-  expect_sizes("before", before, {d});
-  Tensor dw = call.result({d}, at::kFloat);
+  expect_sizes("rstd", rstd, {n.rows});
+  Tensor dw = call.result({n.d}, at::kFloat);
   norm_types(x, dy, [&](auto* wide, auto* t) {
     using X = TYPE_OF(wide);
     using T = TYPE_OF(t);
     rms_norm_weight_gradient<X, T>(data<T>(dy), data<X>(x), data<float>(rstd), data<float>(before), data<float>(dw),
-                                   rows, d);
+                                   n.rows, n.d);
   });
 }
 

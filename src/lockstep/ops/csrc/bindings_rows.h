@@ -7,7 +7,8 @@ namespace lockstep {
 
 // positions int32 [T] of x [T, heads, d], each a row of the rotary table [P, d / 2, 2].
 inline const int32_t* checked_positions(const Tensor& positions, const Tensor& x, const Tensor& table) {
-  TORCH_CHECK(x.dim() == 3 && table.size(1) * 2 == x.size(2), "rotary table ", table.sizes(), " for heads ", x.sizes());
+  TORCH_CHECK(x.dim() == 3 && table.dim() == 3 && table.size(1) * 2 == x.size(2) && table.size(2) == 2, "rotary table ",
+              table.sizes(), " for heads ", x.sizes());
   expect_sizes("positions", positions, {x.size(0)});
   const int32_t* at = data<int32_t>(positions);
   for (int64_t t = 0; t < x.size(0); t++)

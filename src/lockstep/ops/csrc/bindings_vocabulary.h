@@ -17,47 +17,36 @@ inline const int64_t* checked_tokens(const Tensor& tokens, int64_t rows, int64_t
   return t;
 }
 
-// tokens, weight, dtype, scale; of a part of the vocabulary its first token too, and how many there are in all.
-inline void embedding_rows(Call& call, const int64_t* tokens, int64_t first) {
-  const Tensor& weight = call.tensor(1);
-  const int64_t rows = call.tensor(0).size(0), held = weight.size(0), d = weight.size(1);
+inline void embedding_op(Call& call) {
+  const Tensor &tokens = call.tensor(0), &weight = call.tensor(1);
+  expect_dimensions("embedding", weight, 2);
+  const int64_t rows = tokens.size(0), held = weight.size(0), d = weight.size(1);
+  const int64_t* ids = checked_tokens(tokens, rows, call.integer(5), false);
   Tensor y = call.result({rows, d}, call.type(2));
   by_type(weight.scalar_type(), [&](auto* s) {
     by_type(y.scalar_type(), [&](auto* o) {
-      embedding(tokens, data<TYPE_OF(s)>(weight), call.number(3), data<TYPE_OF(o)>(y), rows, d, first, held);
+      embedding(ids, data<TYPE_OF(s)>(weight), call.number(3), data<TYPE_OF(o)>(y), rows, d, call.integer(4), held);
     });
   });
 }
-inline void embedding_op(Call& call) {
-  const Tensor& tokens = call.tensor(0);
-  embedding_rows(call, checked_tokens(tokens, tokens.size(0), call.tensor(1).size(0), false), 0);
-}
-inline void embedding_part_op(Call& call) {
-  const Tensor& tokens = call.tensor(0);
-  embedding_rows(call, checked_tokens(tokens, tokens.size(0), call.integer(5), false), call.integer(4));
-}
 
-// dy, tokens, rows of the result, scale, dtype; of a part of the vocabulary its first token too.
-inline void embedding_gradient(Call& call, const int64_t* tokens, int64_t first) {
-  const Tensor& dy = call.tensor(0);
+inline void embedding_backward_op(Call& call) {
+  const Tensor &dy = call.tensor(0), &tokens = call.tensor(1);
+  expect_dimensions("rows of a gradient", dy, 2);
   const int64_t held = call.integer(2), rows = dy.size(0), d = dy.size(1);
+  expect_sizes("tokens", tokens, {rows});
   Tensor dw = call.result({held, d}, call.type(4));
   by_type(dy.scalar_type(), [&](auto* s) {
     by_type(dw.scalar_type(), [&](auto* o) {
-      embedding_backward(tokens, data<TYPE_OF(s)>(dy), call.number(3), data<TYPE_OF(o)>(dw), rows, d, first, held);
+      embedding_backward(data<int64_t>(tokens), data<TYPE_OF(s)>(dy), call.number(3), data<TYPE_OF(o)>(dw), rows, d,
+                         call.integer(5), held);
     });
   });
-}
-inline void embedding_backward_op(Call& call) {
-  embedding_gradient(call, checked_tokens(call.tensor(1), call.tensor(0).size(0), call.integer(2), false), 0);
-}
-inline void embedding_part_backward_op(Call& call) {
-  expect_sizes("tokens", call.tensor(1), {call.tensor(0).size(0)});
-  embedding_gradient(call, data<int64_t>(call.tensor(1)), call.integer(5));
 }
 
 inline void log_sum_exp_op(Call& call) {
   const Tensor& logits = call.tensor(0);
+  expect_dimensions("logits", logits, 2);
   const int64_t rows = logits.size(0), vocabulary = logits.size(1), segments = call.integer(1);
   TORCH_CHECK(0 < segments && segments <= vocabulary, segments, " segments of ", vocabulary, " logits");
   Tensor lse = call.result({rows, segments}, at::kFloat);
@@ -66,6 +55,7 @@ inline void log_sum_exp_op(Call& call) {
 
 inline void entropies_op(Call& call) {
   const Tensor &logits = call.tensor(0), &lse = call.tensor(1);
+  expect_dimensions("logits", logits, 2);
   const int64_t rows = logits.size(0), vocabulary = logits.size(1), segments = call.integer(2);
   TORCH_CHECK(0 < segments && segments <= vocabulary, segments, " segments of ", vocabulary, " logits");
   expect_sizes("lse", lse, {rows});
@@ -75,6 +65,7 @@ inline void entropies_op(Call& call) {
 
 inline void cross_entropy_backward_op(Call& call) {
   const Tensor &logits = call.tensor(0), &lse = call.tensor(1), &targets = call.tensor(2), &weights = call.tensor(3);
+  expect_dimensions("logits", logits, 2);
   const int64_t rows = logits.size(0);
   for (const Tensor* one : {&lse, &targets, &weights}) expect_sizes("of each row", *one, {rows});
   Tensor d = call.result(logits.sizes(), call.type(7));
@@ -86,12 +77,14 @@ inline void cross_entropy_backward_op(Call& call) {
 
 inline void log_softmax_op(Call& call) {
   const Tensor& logits = call.tensor(0);
+  expect_dimensions("logits", logits, 2);
   Tensor y = call.result_like(logits);
   log_softmax(data<float>(logits), data<float>(y), logits.size(0), logits.size(1));
 }
 
 inline void softcap_op(Call& call) {
   const Tensor& logits = call.tensor(0);
+  TORCH_CHECK(call.number(1) > 0, "softcap is ", call.number(1), ": expected a bound above 0");
   Tensor y = call.result_like(logits);
   softcap(data<float>(logits), call.number(1), data<float>(y), logits.numel());
 }
@@ -132,9 +125,11 @@ LinearCrossEntropy<T> cross_entropy_buffers(Workspace& w, int64_t rows, int64_t 
 
 inline void linear_cross_entropy_op(Call& call) {
   const Tensor &hidden = call.tensor(0), &weight = call.tensor(1), &weights = call.tensor(3);
+  TORCH_CHECK(hidden.dim() == 2 && weight.dim() == 2 && weight.size(0) > 0 && weight.size(1) == hidden.size(1), "hidden ",
+              hidden.sizes(), " with a weight ", weight.sizes());
   const int64_t rows = hidden.size(0), d = hidden.size(1), vocabulary = weight.size(0);
-  TORCH_CHECK(weight.size(1) == d, "hidden ", hidden.sizes(), " with a weight ", weight.sizes());
   expect_sizes("token_weights", weights, {rows});
+  TORCH_CHECK(call.number(5) >= 0, "softcap is ", call.number(5), ": expected a bound above 0, or 0 for none");
   const int64_t* targets = checked_tokens(call.tensor(2), rows, vocabulary, true);
   const bool entropy = call.flag(6), d_hidden = call.flag(7), d_weight = call.flag(8);
   Tensor loss = call.result({}, at::kFloat), logprobs = call.result({rows}, at::kFloat);
@@ -171,8 +166,6 @@ inline void scaled_op(Call& call) {
 inline void register_vocabulary(torch::Library& m) {
   OPERATOR(m, embedding);
   OPERATOR(m, embedding_backward);
-  OPERATOR(m, embedding_part);
-  OPERATOR(m, embedding_part_backward);
   OPERATOR(m, log_sum_exp);
   OPERATOR(m, entropies);
   OPERATOR(m, cross_entropy_backward);

@@ -55,6 +55,10 @@ inline void expect_sizes(const char* what, const Tensor& x, at::IntArrayRef size
   TORCH_CHECK(x.sizes() == sizes, what, ": expected ", sizes, ", got ", x.sizes());
 }
 
+inline void expect_dimensions(const char* what, const Tensor& x, int64_t count) {
+  TORCH_CHECK(x.dim() == count, what, ": expected ", count, " dimensions, got ", x.sizes());
+}
+
 class Call {
  public:
   // The arguments: inputs, then, where the form is `.out`, the tensors to write into.

@@ -12,35 +12,17 @@ HELD = 1 << 23
 """Logits held at a time (float32: 32 MiB), in an even number of rows; no bit depends on it."""
 
 
-@define("embedding(Tensor tokens, Tensor weight, ScalarType dtype, float scale) -> Tensor")
-def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """tokens int64 [T], weight [V, D] -> [T, D]: rows rounded to dtype, then times scale unless that is 1."""
+@define("embedding(Tensor tokens, Tensor weight, ScalarType dtype, float scale, int first, int vocabulary) -> Tensor")
+def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float, first: int, vocabulary: int) -> Tensor:
+    """tokens int64 [T] of a vocabulary, weight [v, D] of its tokens first .. first + v - 1 -> [T, D]: rows rounded to
+    dtype, then times scale unless that is 1; rows of -0.0 for all other tokens."""
     return weight.new_empty(tokens.shape[0], weight.shape[1], dtype=dtype)
 
 
-@define("embedding_backward(Tensor dy, Tensor tokens, int vocabulary, float scale, ScalarType dtype) -> Tensor")
-def embedding_backward(dy: Tensor, tokens: Tensor, vocabulary: int, scale: float, dtype: torch.dtype) -> Tensor:
-    """dy [T, D], tokens int64 [T] -> [V, D]: sums in float32, rounded once to dtype."""
-    return dy.new_empty(vocabulary, dy.shape[1], dtype=dtype)
-
-
-@define(
-    "embedding_part(Tensor tokens, Tensor weight, ScalarType dtype, float scale, int first, int vocabulary) -> Tensor"
-)
-def embedding_part(
-    tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float, first: int, vocabulary: int
-) -> Tensor:
-    """`embedding` by a weight [v, D] of tokens first .. first + v - 1; rows of -0.0 for all other tokens."""
-    return weight.new_empty(tokens.shape[0], weight.shape[1], dtype=dtype)
-
-
-@define(
-    "embedding_part_backward(Tensor dy, Tensor tokens, int held, float scale, ScalarType dtype, int first) -> Tensor"
-)
-def embedding_part_backward(
-    dy: Tensor, tokens: Tensor, held: int, scale: float, dtype: torch.dtype, first: int
-) -> Tensor:
-    """The rows of `embedding_backward` of tokens first .. first + held - 1."""
+@define("embedding_backward(Tensor dy, Tensor tokens, int held, float scale, ScalarType dtype, int first) -> Tensor")
+def embedding_backward(dy: Tensor, tokens: Tensor, held: int, scale: float, dtype: torch.dtype, first: int) -> Tensor:
+    """dy [T, D], tokens int64 [T] -> [held, D], the rows of tokens first .. first + held - 1: sums in float32, rounded
+    once to dtype."""
     return dy.new_empty(held, dy.shape[1], dtype=dtype)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,9 +15,12 @@ from torch import Tensor
 from lockstep.model import Model
 from lockstep.model.pages import make_pages
 from lockstep.ops import PAGE, Operators, Packed, Paged, Pages
+from lockstep.serve.bits.levels import Levels
 
 Tokens = Sequence[int]
 Pick = Callable[[Tensor], Tensor]
+_PADDING = 13
+"""Rows of a sequence that nobody asked for."""
 
 
 @dataclass(frozen=True)
@@ -31,37 +34,45 @@ class Pass:
 
 @dataclass(frozen=True)
 class Path:
-    """A way through the model: passes in order, in pages of its own where they are paged, by some threads."""
+    """A way through the model: passes in order, in pages of its own where they are paged, by some threads, at a compile
+    level."""
 
     name: str
     passes: list[Pass]
     pages: int = 0
     stale: float = 0.0
     threads: int | None = None
+    level: str = "O0"
 
 
-def run(model: Model, ops: Operators, path: Path) -> Tensor:
-    """Logits float32 [T, V] of the sequence under test, in order of its positions."""
+def run(levels: Levels, ops: Operators, path: Path) -> Tensor:
+    """Logits float32 [T, V] of the sequence under test, in order of its positions. CannotCompile where the model cannot
+    be compiled at the path's level."""
+    model, rows = levels.model, max(len(step.tokens) for step in path.passes)
     cache = _stale_pages(model, path) if path.pages else None
     parts = []
     with _threads(path.threads), torch.no_grad():
+        forward = levels.forward(ops, path.level, cache, rows)
         for step in path.passes:
-            tokens = torch.tensor(step.tokens, dtype=torch.int64)
-            hidden = model.decoder(ops, tokens, step.batch, cache, model.dtype)
+            hidden = forward(torch.tensor(step.tokens, dtype=torch.int64), step.batch)
             parts.append(model.decoder.head(ops, hidden)[step.rows])
     return torch.cat(parts)
 
 
 def paths(sequence: Tokens, others: Sequence[Tokens]) -> list[Path]:
-    """Every path of the contract (C1, C2) for a sequence; `others` share batches with it."""
+    """Every path of the contract (C1, C2, C3) for a sequence; `others` share batches with it."""
     n = len(sequence)
     half = n // 2 or n
     alone = training(sequence)
+    first, last = _packed([sequence, *others], 0), _packed([*others, sequence], len(others))
+    by_chunks = _paged("prefill, chunks of 7, O2", sequence, _chunks(n, 7), others)
+    decoded = _paged("decode in a batch, O2", sequence, [half, *[1] * (n - half)], others)
     return [
-        Path("training, threads 1", alone.passes, threads=1),
-        Path("training, threads 4", alone.passes, threads=4),
-        Path("training, packed first", [_packed([sequence, *others], 0)]),
-        Path("training, packed last", [_packed([*others, sequence], len(others))]),
+        *(Path(f"training, threads {count}", alone.passes, threads=count) for count in (1, 2, 4)),
+        Path("training, packed first", [first]),
+        Path("training, packed last", [last]),
+        Path("training, padded", [_packed([sequence, [0] * _PADDING], 0)]),
+        Path("training, packed last, O1", [last], level="O1"),
         _paged("prefill, whole", sequence, [n]),
         _paged("prefill, chunks of 7", sequence, _chunks(n, 7)),
         _paged("prefill, chunks of 64", sequence, _chunks(n, 64)),
@@ -71,6 +82,8 @@ def paths(sequence: Tokens, others: Sequence[Tokens]) -> list[Path]:
         _paged("verification of 4 drafts", sequence, [half, *_chunks(n - half, 4)]),
         _cache_hit(sequence),
         _paged("preempted and resumed", sequence, [half, *_chunks(n - half, 3)], stale=float("nan")),
+        replace(by_chunks, level="O2"),
+        replace(decoded, level="O2"),
     ]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from lockstep.compile import CannotCompile
 from lockstep.config.model import ModelConfig
 from lockstep.model import Model
+from lockstep.serve.bits.levels import Levels
 from lockstep.serve.bits.paths import Path, Pick, paths, run, training
 from lockstep.serve.bits.trace import Place, Trace, differing, first_difference, traced
 from lockstep.serve.engine import Engine
@@ -18,7 +20,8 @@ from lockstep.serve.params import SamplingParams
 
 @dataclass(frozen=True)
 class Proof:
-    """One path: how many values were compared with the training forward's, how many differ, and where that starts."""
+    """One path: how many values were compared with the training forward's, how many differ, and where that starts.
+    A path that is not possible for the model has compared none; its name says why."""
 
     path: str
     compared: int
@@ -33,37 +36,46 @@ def prove(model: Model, sequences: Sequence[Sequence[int]]) -> Iterator[Proof]:
     The sequences ride in each other's batches. Gives one Proof per path, as it is ready.
     """
     model.decoder.prepare(model.ops, model.dtype)
-    expected = [run(model, model.ops, training(s)) for s in sequences]
+    levels = Levels(model)
+    expected = [run(levels, model.ops, training(s)) for s in sequences]
     by_path = [paths(s, [o for j, o in enumerate(sequences) if j != i]) for i, s in enumerate(sequences)]
     yield _training_step(model, sequences, expected)
     for same in zip(*by_path, strict=True):
-        yield _prove_path(model, same, sequences, expected)
+        if same[0].level != "O0" and model.ops.numerics == "fast":
+            continue  # plain PyTorch is not compiled
+        try:
+            yield _prove_path(levels, same, sequences, expected)
+        except CannotCompile as error:
+            yield Proof(f"{same[0].name}: not possible, {error}", 0, 0)
     for tp in engine_degrees(model.config):
         yield prove_engine(model, sequences, tp)
 
 
 def _prove_path(
-    model: Model, same: Sequence[Path], sequences: Sequence[Sequence[int]], expected: list[Tensor]
+    levels: Levels, same: Sequence[Path], sequences: Sequence[Sequence[int]], expected: list[Tensor]
 ) -> Proof:
     compared = differ = 0
     place = None
     for path, sequence, right in zip(same, sequences, expected, strict=True):
-        wrong = differing(run(model, model.ops, path), right)
+        wrong = differing(run(levels, levels.model.ops, path), right)
         if wrong and place is None:
-            place = _locate(model, path, training(sequence))
+            place = _locate(levels, path, training(sequence))
         compared += right.numel()
         differ += wrong
     return Proof(same[0].name, compared, differ, place)
 
 
-def _locate(model: Model, path: Path, reference: Path) -> Place | None:
-    return first_difference(_recorded(model, path), _recorded(model, reference))
+def _locate(levels: Levels, path: Path, reference: Path) -> Place | None:
+    """Operators are seen at O0; what differs in a program alone, with the same operators, is the program."""
+    one_by_one = replace(path, level="O0")
+    place = first_difference(_recorded(levels, one_by_one), _recorded(levels, reference))
+    return place or (None if path.level == "O0" else Place(f"program of {path.level}", "none by itself"))
 
 
-def _recorded(model: Model, path: Path) -> list[tuple[Place, Tensor]]:
+def _recorded(levels: Levels, path: Path) -> list[tuple[Place, Tensor]]:
     """The outputs at every place, rows of the sequence under test only, joined over the passes."""
-    with traced(model.decoder, model.ops) as (ops, trace):
-        run(model, ops, path)
+    with traced(levels.model.decoder, levels.model.ops) as (ops, trace):
+        run(levels, ops, path)
     calls = len(trace.outputs) // len(path.passes)
     parts = [
         Trace(trace.outputs[i * calls : (i + 1) * calls]).rows(_picker(step.rows)) for i, step in enumerate(path.passes)

@@ -1,0 +1,187 @@
+"""What cannot be computed is refused in a sentence: no kernel follows a wrong number into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lockstep.errors import LockstepError
+from lockstep.ops import PAGE, AdamWFactors, KVPages, LatentPages, Packed, Paged, Routing, fused, operators
+from lockstep.ops.gated import activation
+from tests.ops.compare import randn
+
+OPS, RAW = operators("bitwise"), torch.ops.lockstep
+BF16 = torch.bfloat16
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def heads(rows: int = 4, q: int = 2, kv: int = 1, d: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    return randn(0, rows, q, d), randn(1, rows, kv, d), randn(2, rows, kv, d)
+
+
+def packed(positions: Tensor, starts: Tensor, **how: Any) -> Tensor:
+    return OPS.attention(*heads(), Packed(positions, starts), 0.3, **how)
+
+
+def paged(positions: Tensor, starts: Tensor, table: Tensor, write: bool = False) -> Any:
+    pages, batch = KVPages.zeros(3, 1, 16, torch.float32), Paged(positions, starts, table)
+    q, k, v = heads(len(positions))
+    return OPS.write_kv(k, v, pages, batch) if write else OPS.paged_attention(q, pages, batch, 0.3)
+
+
+def latents(table: Tensor) -> Tensor:
+    pages, batch = LatentPages.zeros(3, 32, torch.float32), Paged(ints(0, 1), ints(0, 2), table)
+    return OPS.latent_attention(randn(0, 2, 4, 32), pages, batch, 0.3, 16)
+
+
+FOUR, ALL = ints(0, 1, 2, 3), ints(0, 4)
+PAGES = ints(2, 1)[None]
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    # Rows of a batch.
+    "positions of another place": (lambda: packed(FOUR + 1000, ALL), "row 0 is token 0 .* but its position is 1000"),
+    "negative positions": (lambda: packed(FOUR - 9, ALL), "its position is -9"),
+    "starts beyond the rows": (lambda: packed(FOUR, ints(0, 9)), "starts go from 0 to 9 for 4 rows"),
+    "starts short of the rows": (lambda: packed(FOUR, ints(0, 2)), "starts go from 0 to 2 for 4 rows"),
+    "falling starts": (lambda: packed(FOUR, ints(0, 6, 2, 4)), "starts fall behind sequence 1"),
+    "no starts": (lambda: packed(FOUR, ints()), r"starts: expected \[sequences \+ 1\], got \[0\]"),
+    "starts of another type": (lambda: packed(FOUR, ALL.long()), "expected Int, got Long"),
+    "window below 0": (lambda: packed(FOUR, ALL, window=-1), "window is -1: expected"),
+    "soft cap below 0": (lambda: packed(FOUR, ALL, softcap=-1.0), "softcap is -1: expected"),
+    "no key heads": (
+        lambda: OPS.attention(*heads(kv=0), Packed(FOUR, ALL), 0.3), "2 heads do not divide into 0 kv heads",
+    ),
+    "heads that do not divide": (
+        lambda: OPS.attention(*heads(q=3, kv=2), Packed(FOUR, ALL), 0.3), "3 heads do not divide into 2 kv heads",
+    ),
+    # Pages.
+    "a page that is not there": (lambda: paged(FOUR, ALL, ints(3)[None]), "page 3 of sequence 0 is not one of 3"),
+    "a page to write that is not there": (lambda: paged(FOUR, ALL, ints(-1)[None], True), "page -1 of sequence 0"),
+    "a page to read that is not there": (
+        lambda: paged(FOUR + PAGE, ALL, ints(9, 0)[None]), "page 9 of sequence 0 is not one of 3",
+    ),
+    "positions beyond the table": (lambda: paged(FOUR + 3 * PAGE, ALL, PAGES), "positions 192 to 195 of sequence 0"),
+    "positions with a gap": (lambda: paged(ints(0, 1, 3), ints(0, 3), PAGES), "position 3 .* does not follow 1"),
+    "negative positions in pages": (lambda: paged(FOUR - 2, ALL, PAGES, True), "positions -2 to 1 of sequence 0"),
+    "no row of the table": (lambda: paged(FOUR, ALL, PAGES[:0]), "a row for each of 1 sequences, got"),
+    "a flat table": (lambda: paged(FOUR, ALL, PAGES[0]), "a row for each of 1 sequences, got"),
+    "latents of a page that is not there": (lambda: latents(ints(7)[None]), "page 7 of sequence 0 is not one of 3"),
+    "values of other rows": (
+        lambda: fused.rope_write_kv(
+            randn(0, 4, 1, 16), randn(1, 2, 1, 16), randn(2, 9, 8, 2), KVPages.zeros(3, 1, 16, torch.float32),
+            Paged(FOUR, ALL, PAGES),
+        ), r"v: expected \[4, 1, 16\], got \[2, 1, 16\]",
+    ),
+    # Shapes and types.
+    "rows in two dimensions": (lambda: OPS.linear(randn(0, 2, 3, 3), randn(1, 5, 3)), "expected 2 dimensions, got"),
+    "panels of another width": (
+        lambda: RAW.gemm(randn(0, 2, 3), randn(1, 1, 3, 8), 5, None, torch.float32), "product of .* with packed",
+    ),
+    "half precision": (lambda: OPS.linear(randn(0, 2, 3).half(), randn(1, 5, 3)), "expected float32 or bfloat16, got"),
+    "double precision": (lambda: OPS.rms_norm(randn(0, 2, 3).double(), randn(1, 3), 1e-5), "float32 or bfloat16"),
+    "rows of nothing": (lambda: OPS.rms_norm(randn(0, 5, 0), randn(1, 0), 1e-5), "rows without an element"),
+    "a rotary table without sines": (lambda: OPS.rope(randn(0, 4, 1, 16), FOUR, randn(1, 9, 8)), "rotary table"),
+    "an activation that there is not": (lambda: OPS.gated(randn(0, 2, 3), randn(1, 2, 3), "relu"), "activation is 're"),
+    "another activation that there is not": (lambda: activation(randn(0, 2, 3), "tanh"), "activation is 'tanh'"),
+    "logits in three dimensions": (lambda: OPS.log_softmax(randn(0, 2, 3, 4)), "logits: expected 2 dimensions"),
+    "no vocabulary": (
+        lambda: OPS.linear_cross_entropy(randn(0, 4, 3), randn(1, 0, 3), torch.zeros(4).long(), torch.ones(4)),
+        "hidden .* with a weight",
+    ),
+    "a target beyond the vocabulary": (
+        lambda: OPS.linear_cross_entropy(randn(0, 1, 3), randn(1, 5, 3), torch.tensor([5]), torch.ones(1)),
+        "token 5 is not in the vocabulary of 5",
+    ),
+    "tokens that are no numbers": (lambda: OPS.embedding(torch.tensor([0.5]), randn(1, 5, 3), BF16), "tokens are"),
+    "targets that are no numbers": (
+        lambda: OPS.linear_cross_entropy(randn(0, 1, 3), randn(1, 5, 3), torch.tensor([0.5]), torch.ones(1)),
+        "targets are torch.float32",
+    ),
+    "a soft cap below 0": (
+        lambda: OPS.linear_cross_entropy(
+            randn(0, 1, 3), randn(1, 5, 3), torch.tensor([0]), torch.ones(1), 0.0, -1.0
+        ), "softcap is -1",
+    ),
+    "a soft cap of nothing": (lambda: OPS.softcap(randn(0, 2, 3), 0.0), "softcap is 0"),
+    "moments of another size": (
+        lambda: OPS.adamw(randn(0, 3), randn(1, 4), randn(2, 3), randn(3, 3), AdamWFactors(*[0.5] * 9)),
+        r"have \[3\], \[4\], \[3\] and \[3\]",
+    ),
+    "heads in two dimensions": (
+        lambda: OPS.attention(randn(0, 4, 16), randn(1, 4, 16), randn(2, 4, 16), Packed(FOUR, ALL), 0.3),
+        "keys: expected 3 dimensions",
+    ),
+    "numerics that there are not": (lambda: operators("exact"), "numerics is 'exact'"),  # type: ignore[arg-type]
+    "a format that there is not": (
+        lambda: OPS.dequantize(torch.zeros(34, dtype=torch.uint8), "Q9_9", torch.empty(32)), "format is 'Q9_9'",
+    ),
+    "a negative token": (lambda: OPS.embedding(torch.tensor([-1]), randn(1, 5, 3), BF16), "token -1 is not in the"),
+    # Experts.
+    "more experts than there are": (lambda: OPS.route(randn(0, 3, 4), Routing(5)), "5 of 4 experts"),
+    "groups that do not divide": (lambda: OPS.route(randn(0, 3, 4), Routing(1, groups=3)), "4 experts do not divide"),
+    "scores that there are not": (lambda: Routing(1, "tanh"), "scoring is 'tanh'"),  # type: ignore[arg-type]
+    "no expert": (lambda: OPS.grouped_linear(randn(0, 3, 4), [], ints(0)), "with no expert"),
+    "no expert, raw": (lambda: RAW.grouped_product(randn(0, 3, 4), ints(0), [], False), "with no expert"),
+    "offsets beyond the rows": (
+        lambda: OPS.grouped_linear(randn(0, 3, 4), [randn(1, 5, 4)], ints(0, 9)), "offsets from 0 to 9 for 3 rows",
+    ),
+    "experts of several sizes": (
+        lambda: OPS.grouped_linear(randn(0, 3, 4), [randn(1, 5, 4), randn(1, 6, 4)], ints(0, 1, 3)), "expert's matrix",
+    ),
+    "blocks of no values": (
+        lambda: RAW.dequantize(torch.zeros(34, dtype=torch.uint8), 8, 34, 0, torch.empty(32)), "are not the blocks of",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused(name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises((RuntimeError, LockstepError), match=message):
+        call()
+
+
+def test_a_packed_form_of_wrong_lengths_is_refused() -> None:
+    for lengths in ([3, -1], [2, 0]):
+        with pytest.raises(LockstepError, match=r"lengths are \[.*\]: a sequence has at least one token"):
+            Packed.of(lengths)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """Recorded, a backward pass would look like a constant to autograd: wrong in silence."""
+    x, w = randn(0, 5, 16).requires_grad_(), randn(1, 7, 16).requires_grad_()
+    targets = torch.arange(5)
+    for y in (
+        OPS.linear(x, w).sum(), OPS.rms_norm(x, w[0], 1e-5).sum(), OPS.gated(x, x, "silu").sum(),
+        fused.linear_gated(x, w, w, "silu").sum(), OPS.linear_cross_entropy(x, w, targets, torch.ones(5))[0],
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match="create_graph=True asks for the gradient of a gradient"):
+            torch.autograd.grad(y, x, create_graph=True, retain_graph=True)
+        torch.autograd.grad(y, x)
+
+
+def test_what_has_no_gradient_says_so() -> None:
+    x, w, wanted = randn(0, 4, 16), randn(1, 5, 16), randn(2, 4).abs().requires_grad_()
+    for call in (
+        lambda: OPS.linear_cross_entropy(x, w, torch.arange(4), wanted),
+        lambda: OPS.rope(x[:, None], FOUR, randn(3, 9, 8, 2).requires_grad_()),
+    ):
+        with pytest.raises(RuntimeError, match="has no gradient"):
+            call()
+
+
+def test_functorch_is_refused() -> None:
+    w = randn(1, 7, 16)
+    for call in (
+        lambda: torch.func.vmap(lambda x: OPS.linear(x, w))(randn(0, 3, 5, 16)),
+        lambda: torch.func.grad(lambda x: OPS.linear(x, w).sum())(randn(0, 5, 16)),
+        lambda: torch.func.jvp(lambda x: OPS.linear(x, w), (randn(0, 5, 16),), (randn(2, 5, 16),)),
+    ):
+        with pytest.raises((RuntimeError, NotImplementedError), match=r"autograd.Function|forward AD|jvp"):
+            call()
