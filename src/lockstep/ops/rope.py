@@ -14,7 +14,7 @@ from lockstep.ops.linear import refuse_gradient
 
 def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     """Turn x [T, H, d] by its positions int32 [T]: pairs (j, j + d / 2), table float32 [P, d / 2, 2] of cos, sin
-    (arXiv 2104.09864 in the half-split form of Llama). The table has none: RuntimeError where it asks for a gradient."""
+    (arXiv 2104.09864 in the half-split form of Llama). The table has no gradient (RuntimeError)."""
     refuse_gradient("a rotary table", table)
     y: Tensor = _Rope.apply(x, positions, table)
     return y
