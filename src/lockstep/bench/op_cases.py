@@ -106,7 +106,7 @@ def _attention(s: Sizes) -> list[Case]:
         ),
         Case(
             "attention, soft cap 50", qkv, lambda o, *x: o.attention(*x, batch, scale, None, 50.0),
-            lambda *x: plain.attention(*x, batch, scale, None, 50.0), 4.0 * pairs * s.heads * s.dim,
+            lambda q, k, v: plain.attention(q, k, v, batch, scale, None, 50.0), 4.0 * pairs * s.heads * s.dim,
         ),
         _expanded(s, batch, pairs),
         _decode(s, scale),
