@@ -42,8 +42,9 @@ def model(dtype: torch.dtype, kind: str = "dense") -> Model:
     return Model(random_decoder(config, 0), None, operators("bitwise"), dtype)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), zip(KINDS, [torch.float32, torch.bfloat16] * 2, strict=True), ids=KINDS.keys()
+)
 def test_every_path_has_the_bits_of_the_training_forward(dtype: torch.dtype, kind: str) -> None:
     proofs = list(prove(model(dtype, kind), SEQUENCES))
     assert {p.path: p.differ for p in proofs if p.differ} == {}
