@@ -1,8 +1,7 @@
-"""The same bytes however an operator is called: no rows, other strides, other gradients, autocast, threads, a fork."""
+"""The same bytes however an operator is called: no rows, other strides, other gradients, autocast, threads."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -103,16 +102,3 @@ def test_many_threads_of_python_at_once() -> None:
     right = some()
     with ThreadPoolExecutor(6) as pool:
         assert all(same(found, right) for found in pool.map(lambda _: some(), range(24)))
-
-
-def test_a_fork_after_use() -> None:
-    right = some()
-    child = os.fork()
-    if child == 0:  # no exception may leave it, and no test go on in it
-        code = 1
-        try:
-            code = 0 if same(some(), right) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert same(some(), right)
