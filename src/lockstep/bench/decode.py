@@ -81,9 +81,8 @@ def _side(engine: Engine, clients: int, tokens: int) -> Callable[[], float]:
 
 def _overhead(engine: Engine, once: Callable[[], float], steps: int) -> float:
     """The share of a decoding step's time that is spent outside the operators of its program and the head."""
-    decoder: Any = engine.model.decoder
-    program = engine._runner._forward.program  # type: ignore[attr-defined]
-    head, within = decoder.head, list[float]()
+    runner: Any = engine._runner
+    program, head, within = runner._forward.program, runner._head, list[float]()
 
     def timed_head(*arguments: Any) -> Any:
         begun = time.perf_counter()
@@ -92,11 +91,11 @@ def _overhead(engine: Engine, once: Callable[[], float], steps: int) -> float:
         return logits
 
     program.run = lambda *bound: within.append(sum(program.profile(*bound)))
-    decoder.head = timed_head
+    runner._head = timed_head
     try:
         step = once()
     finally:
-        del program.run, decoder.head
+        del program.run, runner._head
     return 1.0 - statistics.mean(within[-steps:]) / step
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from torch.nn.parameter import Parameter
 from lockstep.compile.capture import CannotCompile
 from lockstep.compile.own_code import OwnCode, described, own_code
 from lockstep.model.linear import WeightCache
+from lockstep.ops.called import called
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype)
 
@@ -87,28 +87,18 @@ class Hooks:
 
 
 class SameWeights:
-    """Notices when a parameter is another tensor, or was written in place. Cheap enough to ask at every token."""
+    """Notices when a parameter was written in place or has other memory. Cheap enough to ask at every token: it looks
+    at no object of Python. That a parameter is another one `Unchanged` notices."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._tables = [part._parameters for part in module.modules() if part._parameters]
-        self._sizes = list(map(len, self._tables))
-        self._owners = [table for table in self._tables for _ in table]
-        self._names = [name for table in self._tables for name in table]
-        self._seen = [table[name] for table in self._tables for name in table]
-        self._given = [parameter for parameter in self._seen if parameter is not None]
-        self._versions = list(map(_VERSION, self._given))
+        self._same = called().lockstep_watch_same
+        self._watch = torch.classes.lockstep.Watch(list(module.parameters()))
+        self._address = int(self._watch.address())
 
     def __bool__(self) -> bool:
-        # No loop in Python: its bytecode took longer than what it looked at.
-        held = map(dict.get, self._owners, self._names)
-        return (
-            all(map(operator.is_, held, self._seen))
-            and list(map(len, self._tables)) == self._sizes
-            and list(map(_VERSION, self._given)) == self._versions
-        )
+        return bool(self._same(self._address))
 
 
-_VERSION = operator.attrgetter("_version")
 _GONE = object()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

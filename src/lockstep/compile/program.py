@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from lockstep.compile.recipe import Affine, Place, Recipe, View
 from lockstep.compile.workspace import sized
 from lockstep.memory.arena import plan
-from lockstep.ops import build
+from lockstep.ops.called import called
 
 if TYPE_CHECKING:
     from lockstep.parallel.nodes import Group
@@ -93,8 +94,10 @@ class Program:
     def __init__(self, device: torch.device | str = "cpu", groups: Mapping[str, Group] | None = None) -> None:
         """groups: the ranks that recipes name, by axis."""
         self.device, self.groups = torch.device(device), dict(groups or {})
-        build.load()
+        self._run = called().lockstep_program_run
         self._raw: Any = torch.classes.lockstep.Program()
+        self._address = int(self._raw.address())
+        self._calls = 0
         self._recipes: dict[int, tuple[int, Placed]] = {}
         """By the identity of a placed recipe (which is kept, so that it stays its own): its number."""
         self._shapes: dict[Place, int] = {}
@@ -127,10 +130,12 @@ class Program:
             lists = (placed.types, placed.views, named, placed.names, placed.calls, placed.results)
             self._recipes[id(placed)] = int(self._raw.recipe(len(places), *lists)), placed
         self._raw.append(self._recipes[id(placed)][0], [*places, memory], offset)
+        self._calls += len(placed.calls)
 
     def call(self, operator: str, *values: int) -> None:
         """One more call of an operator that writes into its arguments."""
         self._raw.call(operator, list(values))
+        self._calls += 1
 
     def constant(self, text: str) -> int:
         return int(self._raw.constant(text))
@@ -151,17 +156,23 @@ class Program:
 
     def run(self, values: Sequence[int] = (), tensors: Sequence[Tensor] = ()) -> None:
         """Bind these tensors, then run every call in order."""
-        self._raw.run_with(list(values), list(tensors))
+        self._go(values, tensors, None)
 
     def profile(self, values: Sequence[int] = (), tensors: Sequence[Tensor] = ()) -> list[float]:
-        """Bind these tensors, then run once; seconds within the operator of every call."""
-        self.bind(values, tensors)
-        seconds: list[float] = self._raw.profile()
-        return seconds
+        """`run`; seconds within the operator of every call."""
+        taken = (ctypes.c_double * self._calls)()
+        self._go(values, tensors, ctypes.addressof(taken))
+        return list(taken)
+
+    def _go(self, values: Sequence[int], tensors: Sequence[Tensor], seconds: int | None) -> None:
+        if values:
+            self.bind(values, tensors)
+        if not self._run(self._address, seconds):
+            self._raw.fail()
 
     def __len__(self) -> int:
         """The number of calls."""
-        return int(self._raw.size())
+        return self._calls
 
 
 def contiguous(sizes: Sequence[Affine]) -> list[Affine]:

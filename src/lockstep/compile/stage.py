@@ -230,7 +230,7 @@ class _weights:
             for cache, real in _packed(self.real, name, self.ops, self.dtype).items():
                 own = {f.removeprefix(f"{cache}."): t for f, t in tensors.items() if f.startswith(f"{cache}.")}
                 self.parts[name][cache]._entry = _PackedWeight(
-                    weight, weight._version, self.ops.numerics, self.dtype, _with_tensors(real, own)
+                    weight, weight._version, 0, self.ops.numerics, self.dtype, _with_tensors(real, own)
                 )
 
     def __exit__(self, *error: Any) -> None:

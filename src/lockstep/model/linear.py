@@ -19,12 +19,15 @@ class _PackedWeight:
 
     source: Tensor
     version: int
+    address: int
+    """Of its memory: `weight.data = other` changes it and counts as no version. 0 in a capture: there is none."""
     numerics: Numerics
     dtype: torch.dtype
     packed: Any
 
     def fits(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> bool:
         same = self.source is weight and self.version == weight._version
+        same = same and (not self.address or self.address == weight.data_ptr())
         return same and self.numerics == ops.numerics and self.dtype == dtype
 
 
@@ -42,7 +45,7 @@ class WeightCache:
         self._entry = None
         with torch.no_grad():
             packed = self._pack(ops, weight.detach(), dtype)
-        self._entry = _PackedWeight(weight, weight._version, ops.numerics, dtype, packed)
+        self._entry = _PackedWeight(weight, weight._version, weight.data_ptr(), ops.numerics, dtype, packed)
 
     def get(self, weight: Tensor, ops: Operators, dtype: torch.dtype) -> Any:
         """The packed weight, or the weight itself where none fits or gradients are recorded."""

@@ -1,9 +1,9 @@
 """Serving: requests in, tokens out. The engine, its parts from the inside out, and the server around it.
 
 pool, radix, sequence, cache: which KV page belongs to whom (plain integers). scheduler: what is computed next,
-as a value. drafting, draft_model: guesses of what comes. runner: the forward pass. structured, sampler, drawing,
-text, scoring, stream: from logits to output. engine: all of it; offline: batches without a server. embedding: vectors
-of texts. spec, wire, child, launch, supervisor: the engine in a process of its own, trial: its compiler of long
+as a value. drafting, draft_model: guesses of what comes. inputs, runner: the forward pass. structured, sampler,
+drawing, text, scoring, stream: from logits to output. engine: all of it; offline: batches without a server. embedding:
+vectors of texts. spec, wire, child, launch, supervisor: the engine in a process of its own, trial: its compiler of long
 structures in another; router, replicas: several. api/: the OpenAI-compatible server, with a web page.
 """
 

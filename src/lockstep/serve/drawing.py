@@ -6,10 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.ops.called import largest
 from lockstep.serve.sampler import sample
 from lockstep.serve.scoring import Reading
 from lockstep.serve.structured import Guide, GuideStuck
@@ -30,19 +30,19 @@ class Draw:
 
 def draw_all(plan: Sequence[Reading], logits: Tensor, guides: Mapping[int, Guide]) -> list[Draw]:
     """Draw what `plan` (whose readings all draw) is to draw, and append it to the sequences."""
-    rows = logits.numpy()
-    # By NumPy, on this thread: to wake PyTorch's threads for so little takes longer, while others use the cores.
-    damaged = ~np.isfinite(rows.max(-1))
-    return [_draw(reading, rows, damaged, guides.get(reading.sequence.uid)) for reading in plan]
+    # On this thread: to wake others for so little takes longer. NumPy is asked only where something is sampled.
+    best, plain = largest(logits), not guides and all(reading.sequence.params.takes_best for reading in plan)
+    rows = None if plain else logits.numpy()
+    return [_draw(reading, rows, best, guides.get(reading.sequence.uid)) for reading in plan]
 
 
-def _draw(reading: Reading, rows: NDArray, damaged: NDArray, guide: Guide | None) -> Draw:
-    draft = reading.draft or ()
+def _draw(reading: Reading, rows: NDArray | None, best: list[int], guide: Guide | None) -> Draw:
     first = reading.first + len(reading.scored)
-    if damaged[first : first + 1 + len(draft)].any():
+    mine = range(first, first + 1 + len(reading.draft or ()))
+    if any(best[row] < 0 for row in mine):
         return Draw((), DAMAGED)
     try:
-        return Draw(tuple(_tokens(reading, rows[first : first + 1 + len(draft)], guide)))
+        return Draw(tuple(_tokens(reading, rows, best, mine, guide)))
     except GuideStuck as stuck:
         return Draw((), str(stuck), refused=True)
     except Exception as error:  # a bug, which one request meets: the others go on
@@ -50,13 +50,18 @@ def _draw(reading: Reading, rows: NDArray, damaged: NDArray, guide: Guide | None
         return Draw((), f"this is a bug: {type(error).__name__}: {error}")
 
 
-def _tokens(reading: Reading, rows: NDArray, guide: Guide | None) -> list[int]:
+def _tokens(reading: Reading, rows: NDArray | None, best: list[int], mine: range, guide: Guide | None) -> list[int]:
+    """best: the place of each row's largest logit, which is all that is asked for where nothing is adjusted. rows: the
+    logits, where that is not so of all."""
     sequence = reading.sequence
     tokens, params, start = sequence.tokens, sequence.params, sequence.prompt_length
     drawn: list[int] = []
-    for row, guess in zip(rows, (*(reading.draft or ()), None), strict=True):
-        allowed = None if guide is None else guide.allowed()
-        token = sample(row, params, tokens, start, sequence.seed, sequence.choice, allowed)
+    for row, guess in zip(mine, (*(reading.draft or ()), None), strict=True):
+        if rows is None or (guide is None and params.takes_best):
+            token = best[row]
+        else:
+            allowed = None if guide is None else guide.allowed()
+            token = sample(rows[row], params, tokens, start, sequence.seed, sequence.choice, allowed)
         tokens.append(token)
         drawn.append(token)
         if guide is not None:

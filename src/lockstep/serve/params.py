@@ -94,6 +94,17 @@ class SamplingParams:
         count = len(self.logit_bias)
         return np.fromiter(self.logit_bias, np.intp, count), np.fromiter(self.logit_bias.values(), np.float64, count)
 
+    @property
+    def adjusts(self) -> bool:
+        """Logits are changed before anything is drawn from them: a penalty, a bias."""
+        plain = self.repetition_penalty == 1.0 and not self.frequency_penalty and not self.presence_penalty
+        return not plain or bool(self.logit_bias)
+
+    @property
+    def takes_best(self) -> bool:
+        """The token of the largest logit, as the model gives it."""
+        return self.temperature == 0.0 and not self.adjusts
+
 
 def _structure(given: StructuredOutputs | Mapping[str, Any] | None) -> StructuredOutputs | None:
     if given is None or isinstance(given, StructuredOutputs):

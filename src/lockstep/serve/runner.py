@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.model.pages import Make, make_pages
 from lockstep.ops import Paged, Pages
+from lockstep.serve.inputs import Inputs
 from lockstep.serve.scheduler import Step
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Runner:
         several ranks. tell: how the first of them lets the others join in a pass.
         """
         self.model, self._share, self._tell = model, share, tell
+        self._inputs = Inputs()
         self.prepare()
         self._cache = _pages(model, pages, dtype, _zeros)
         self._forward = self._compiled(rows) if level == "O2" and model.ops.numerics == "bitwise" else self._eager
@@ -82,24 +84,32 @@ class Runner:
     def run(self, step: Step, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values, on all ranks where there are some; what `compute` gives for these rows of
         the packed step."""
-        tokens = torch.tensor([token for chunk in step.chunks for token in chunk.tokens], dtype=torch.int64)
-        batch, wanted = _paged(step), torch.tensor(rows, dtype=torch.int64)
+        tokens, batch = self._inputs.fill(step)
         if self._tell is None:
+            wanted = None if len(rows) == len(tokens) else torch.tensor(rows, dtype=torch.int64)
             return self.compute(tokens, batch, wanted)
+        wanted = torch.tensor(rows, dtype=torch.int64)
         with self._tell(tokens, batch, wanted):
             return self.compute(tokens, batch, wanted)
 
-    @torch.inference_mode()
-    def compute(self, tokens: Tensor, batch: Paged, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens int64 [T], rows int64 [R] -> hidden [T, D] after the final norm, logits float32 [R, V] of the rows.
-        The next step may write over them."""
-        model = self.model
-        hidden = self._forward(tokens, batch)
-        if not len(rows):
-            return hidden, torch.empty(0, model.config.vocab_size)
-        picked = hidden if len(rows) == len(tokens) else hidden[rows]
-        return hidden, model.decoder.head(model.ops, picked)
+    def compute(self, tokens: Tensor, batch: Paged, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        """tokens int64 [T], rows int64 [R] (None: all) -> hidden [T, D] after the final norm, logits float32 [R, V] of
+        the rows. The next step may write over them."""
+        recorded = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # of PyTorch's context managers one takes 90 us between two steps
+        try:
+            hidden = self._forward(tokens, batch)
+            if rows is not None and not len(rows):
+                return hidden, torch.empty(0, self.model.config.vocab_size)
+            return hidden, self._head(hidden if rows is None or len(rows) == len(tokens) else hidden[rows])
+        finally:
+            torch._C._set_grad_enabled(recorded)
 
+    def _head(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.model.decoder.head(self.model.ops, hidden)
+        return logits
+
+    @torch.inference_mode()
     def _eager(self, tokens: Tensor, batch: Paged) -> Tensor:
         model = self.model
         hidden: Tensor = model.decoder(model.ops, tokens, batch, self._cache, model.dtype)
@@ -132,15 +142,6 @@ class Runner:
     def select_logprobs(self, logits: Tensor, tokens: list[int]) -> Tensor:
         """Of each row, the log-probability of its token: float32 [R], the bits of `logprobs`."""
         return self.model.ops.select_logprobs(logits, torch.tensor(tokens, dtype=torch.int64))
-
-
-def _paged(step: Step) -> Paged:
-    starts = np.cumsum([0] + [len(chunk.tokens) for chunk in step.chunks], dtype=np.int32)
-    positions = np.concatenate([np.arange(c.start, c.end, dtype=np.int32) for c in step.chunks])
-    table = np.zeros((len(step.chunks), max(len(c.pages) for c in step.chunks)), dtype=np.int32)
-    for row, chunk in zip(table, step.chunks, strict=True):
-        row[: len(chunk.pages)] = chunk.pages
-    return Paged(torch.from_numpy(positions), torch.from_numpy(starts), torch.from_numpy(table))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

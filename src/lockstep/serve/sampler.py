@@ -142,9 +142,9 @@ def _falling(weights: Row, least: float) -> NDArray[np.intp]:
 def adjusted(logits: Row, params: SamplingParams, tokens: list[int], prompt_length: int) -> Row:
     """Penalties and bias on a copy; the row itself when there are none. Finite where the logits are: a tiny
     repetition penalty leads to the largest number there is, and not beyond."""
-    repetition, frequency, presence = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-    if repetition == 1.0 and not frequency and not presence and not params.logit_bias:
+    if not params.adjusts:
         return logits
+    repetition, frequency, presence = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
     row = logits.astype(np.float64)
     if repetition != 1.0:
         seen = np.unique(np.asarray(tokens, dtype=np.int64))

@@ -96,7 +96,7 @@ class Scheduler:
         if not preempted:
             for sequence in self._admissible(budget - sum(sizes.values())):
                 self._grow(sequence, sizes, preempted, budget)
-        drafts = {} if preempted else self._drafts(budget - sum(sizes.values()))
+        drafts = {} if preempted or not self.drafts else self._drafts(budget - sum(sizes.values()))
         chunks = (_chunk(s, sizes[s.uid], drafts.get(s.uid, [])) for s in self.running if sizes.get(s.uid))
         return Step(tuple(chunks), tuple(preempted))
 

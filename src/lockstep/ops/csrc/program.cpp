@@ -17,6 +17,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <exception>
+#include <utility>
 
 #include "call.h"
 
@@ -249,27 +251,24 @@ struct Program : torch::CustomClassHolder {
     return values_[index].toTensor();
   }
 
-  int64_t size() { return int64_t(calls_.size()); }
+  // Where it lies, for `lockstep_program_run`.
+  int64_t address() { return reinterpret_cast<int64_t>(this); }
 
-  void run() {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    settle();
-    for (const auto& one : calls_) step(one);
+  // Whether all went well; if not, `fail` says what did not. seconds: takes those within the operator of every call.
+  bool run(double* seconds) noexcept {
+    try {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      settle();
+      for (size_t i = 0; i < calls_.size(); ++i) step(calls_[i], seconds ? seconds + i : nullptr);
+      return true;
+    } catch (...) {
+      failure_ = std::current_exception();
+      return false;
+    }
   }
 
-  void run_with(const std::vector<int64_t>& indices, const std::vector<Tensor>& tensors) {
-    bind(indices, tensors);
-    run();
-  }
-
-  // Seconds of every operator of one run.
-  std::vector<double> profile() {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    settle();
-    std::vector<double> seconds(calls_.size());
-    for (size_t i = 0; i < calls_.size(); ++i) step(calls_[i], &seconds[i]);
-    return seconds;
-  }
+  // Throw what ended the last run.
+  void fail() { std::rethrow_exception(std::exchange(failure_, nullptr)); }
 
  private:
   std::vector<IValue> values_;
@@ -290,6 +289,7 @@ struct Program : torch::CustomClassHolder {
   c10::SmallVector<const IValue*, 16> given_;
   c10::DispatchKeySet backend_{c10::DispatchKey::CPU};
   bool on_cpu_ = true;
+  std::exception_ptr failure_;
   int64_t rows_ = 1;
 
   int64_t add(IValue value) {
@@ -454,6 +454,12 @@ struct Program : torch::CustomClassHolder {
 }  // namespace
 }  // namespace lockstep
 
+// Called past TorchScript, whose way from Python touches so much that it takes 100 us where a step of decoding has just
+// driven it out of the caches.
+extern "C" bool lockstep_program_run(void* program, double* seconds) {
+  return static_cast<lockstep::Program*>(program)->run(seconds);
+}
+
 TORCH_LIBRARY_FRAGMENT(lockstep, m) {
   using lockstep::Program;
   m.class_<Program>("Program")
@@ -469,8 +475,6 @@ TORCH_LIBRARY_FRAGMENT(lockstep, m) {
       .def("set_floats", &Program::set_floats)
       .def("resize", &Program::resize)
       .def("tensor", &Program::tensor)
-      .def("size", &Program::size)
-      .def("run", &Program::run)
-      .def("run_with", &Program::run_with)
-      .def("profile", &Program::profile);
+      .def("address", &Program::address)
+      .def("fail", &Program::fail);
 }
