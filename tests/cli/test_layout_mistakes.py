@@ -39,6 +39,12 @@ def test_of_a_configuration(keys: tuple[str, ...], said: str) -> None:
     assert said in refused("train", *(word for key in keys for word in ("--set", key)))
 
 
+def test_of_a_run_that_is_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "none"
+    said = refused("train", "--out", str(out), "--resume", "--set", "parallel.dp=2", "--set", "train.micro_batches=2")
+    assert f"there is nothing to resume: {out} is no directory" in said
+
+
 def test_of_a_plan(tmp_path: Path) -> None:
     shape, batch = ModelShape("m", 4, 64, 4, 128, gated=True), Batch(8, 64)
     layout = Layout(dp=2)

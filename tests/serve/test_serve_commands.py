@@ -59,7 +59,10 @@ def test_generate_takes_a_file_and_gives_logprobs_with_all_their_bits(model, dir
         ("{", "line 1 is not JSON"),
         ('"text"', "line 1: expected an object"),
         ('{"promt": "a", "seed": 1}', "not one with the keys promt, seed"),
-        ('{"prompt": "a", "temprature": 1}', "'temprature', which is no sampling parameter"),
+        (
+            '{"prompt": "a", "temprature": 1}',
+            "which is no sampling parameter: did you mean 'temperature'?",
+        ),
         ('{"prompt": "a", "temperature": "x"}', "temperature is 'x', should be a valid number"),
         ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
         ('{"prompt": "a", "seed": 1.5}', "line 1: seed is 1.5, should be a valid integer"),

@@ -280,6 +280,19 @@ def test_what_inductor_cannot_compile_runs_eagerly_and_says_so(tiny: Tiny, tmp_p
     assert same(held(trainer), held(plain))
 
 
+def test_a_compiler_that_an_interruption_ends_is_no_reason_to_give_up(tiny: Tiny, tmp_path: Path) -> None:
+    """Ctrl-C reaches the C++ compiler too, whose failure comes before the loop looks at the signal."""
+    notes: list[str] = []
+    trainer = run(tiny, made(Mixer, breaks=True), tmp_path / "run", compile={"level": "O2"}, train={"steps": 2})
+    engine, train = trainer.run.engine, trainer.config.train
+    engine._note = notes.append
+    batches = trainer.run.data.global_batch(0, train.micro_batch, train.micro_batches)
+    asked = iter([False, True])  # before the micro-batch, and when its compilation has failed
+    assert engine.gradient(batches, 0.0, lambda: next(asked)) is None
+    trainer.close()
+    assert len(notes) == 1, "that it compiles, and not that O2 is not possible here"
+
+
 def test_blocks_alike_are_compiled_once(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import CompileCounter
 

@@ -106,12 +106,15 @@ def _params(row: dict[str, Any], defaults: dict[str, Any], where: str) -> Sampli
 
     from pydantic import TypeAdapter, ValidationError
 
+    from lockstep.config.names import nearest
     from lockstep.serve import SamplingParams
 
     own = {key: value for key, value in row.items() if key != "prompt"}
     unknown = set(own) - {field.name for field in fields(SamplingParams)}
     if unknown:
-        raise LockstepError(f"{where} has the key {min(unknown)!r}, which is no sampling parameter: remove it")
+        near, alike = nearest(min(unknown), [field.name for field in fields(SamplingParams)])
+        advice = f"did you mean {near!r}?" if alike else "remove it"
+        raise LockstepError(f"{where} has the key {min(unknown)!r}, which is no sampling parameter: {advice}")
     if isinstance(own.get("stop"), str):
         own["stop"] = [own["stop"]]
     try:

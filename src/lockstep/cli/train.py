@@ -13,6 +13,7 @@ from lockstep.config import Config, load_config, save_config
 from lockstep.parallel.launch import is_rank, launch
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.rules import check_run
+from lockstep.train.resumable import resumable
 
 if TYPE_CHECKING:
     from lockstep.parallel.collectives import Mesh
@@ -29,7 +30,7 @@ def train(
     plan: Annotated[Path | None, typer.Option(help="A layout from `lockstep plan`: plan.yaml.")] = None,
     level: Annotated[
         str | None,
-        typer.Option("--compile.level", help="O0, O1 or O2 (the default): how steps are run; never a changed bit."),
+        typer.Option("--compile.level", help="O0, O1 or O2: how steps are run; never a changed bit.  [default: auto]"),
     ] = None,
     disable_pass: Annotated[
         list[str] | None, typer.Option("--compile.disable-pass", help="A pass to leave out; repeatable.")
@@ -67,6 +68,8 @@ def train(
         return 0
     check_run(config)
     if shape.size > 1:
+        if resume or resume_from is not None:  # the ranks would find it out, once all of them have begun
+            resumable(resume_from or config.train.out)
         return _launch(config, shape, resume, resume_from, allow_changes)
     _run(config, resume, resume_from, allow_changes, None)
     return 0

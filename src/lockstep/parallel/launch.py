@@ -57,6 +57,9 @@ def launch(command: Sequence[str], shape: MeshShape, module: str = "lockstep") -
             who = f"rank {hung[0]}" if len(hung) == 1 else f"ranks {', '.join(map(str, hung))}"
             print(f"{who} of {len(ranks)} hung and had to be killed; go on with --resume", file=sys.stderr)
             return 128 + asked[-1]
+        if asked and _interrupted([rank.returncode for rank in ranks], asked):
+            print("stopped before the ranks had begun: nothing new was saved", file=sys.stderr)
+            return 128 + asked[-1]
         return _outcome(ranks, Path(logs))
 
 
@@ -94,6 +97,13 @@ def _end(ranks: list[Rank]) -> list[int]:
     return killed
 
 
+def _interrupted(codes: Sequence[int], asked: Sequence[int]) -> bool:
+    """Whether ranks ended of these signals alone, as they do before they know how to save (those in a run end with 0),
+    and of our killing those that then waited for them."""
+    by_signal = {code for number in asked for code in (-number, 128 + number)}
+    return bool(by_signal & set(codes)) and by_signal.issuperset(set(codes) - {0, LOST, -signal.SIGKILL})
+
+
 def _outcome(ranks: list[Rank], logs: Path) -> int:
     """The exit code. Raises for the rank that ended first: a killed one before one that failed by itself."""
     codes = {number: rank.returncode for number, rank in enumerate(ranks)}
@@ -122,6 +132,8 @@ def _signals_to(ranks: list[Rank]) -> Iterator[list[int]]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         asked.append(number)
+        if len(asked) == 1:
+            print(f"{signal.Signals(number).name}: the ranks end; once more ends them at once", file=sys.stderr)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)

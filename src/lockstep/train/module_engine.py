@@ -45,10 +45,15 @@ class OnModule(HoldsAll):
         self._z_loss, self._group = config.train.z_loss, config.train.group_size
         self._eager = losses(logits_of(module, self._dtype), self._z_loss)
         self._losses: Losses | None = None
+        self._stop: Callable[[], bool] = lambda: False
         self._blocks: Compiled | None = None
 
     def gradient(self, batches: Sequence[Batch], z_loss: float, stop: Callable[[], bool]) -> StepGradient | None:
-        return sum_gradients(self._micro, batches, stop, self._group)
+        self._stop = stop
+        try:
+            return sum_gradients(self._micro, batches, stop, self._group)
+        except _Interrupted:
+            return None
 
     def norm(self, found: StepGradient) -> float:
         return global_norm(found.gradient, self.ops)
@@ -82,6 +87,8 @@ class OnModule(HoldsAll):
 
             if self._level == "O0" or not isinstance(error, TorchDynamoException):
                 raise
+            if self._stop():  # Ctrl-C reaches the C++ compiler too, which then fails
+                raise _Interrupted from error
             self._give_up(error)
         return self._shares(self._eager, batch, weight)
 
@@ -109,7 +116,10 @@ class OnModule(HoldsAll):
         else:
             compiled = torch.compile(self.module, dynamic=False)
             what, run = "the module", losses(logits_of(self.module, self._dtype, compiled), self._z_loss)
-        self._note(f"compile.level {self._level}: torch.compile (Inductor) of {what}; close to O0, not the same bits")
+        self._note(
+            f"compile.level {self._level}: torch.compile (Inductor) of {what}, in the first step, for a minute or "
+            "more; close to O0, not the same bits"
+        )
         return run
 
     def _give_up(self, error: Exception) -> None:
@@ -119,6 +129,10 @@ class OnModule(HoldsAll):
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         self._note(f"compile.level {self._level} is not possible here, so the module runs as at O0{advice}: {reason}")
         self._losses, self._blocks = self._eager, None
+
+
+class _Interrupted(Exception):
+    """Somebody asked to stop while a compiler was at work."""
 
 
 def logits_of(

@@ -25,6 +25,7 @@ from lockstep.train.loop import Loop
 from lockstep.train.metrics import Metrics, Nowhere, Writer
 from lockstep.train.module import AnyRun, build_module, check_arguments
 from lockstep.train.resolve import resolve
+from lockstep.train.resumable import resumable
 from lockstep.train.resume import RUN_CONFIG, Position, locate, restore, snapshot
 from lockstep.train.signals import stop_on_signal
 
@@ -83,9 +84,7 @@ class Trainer:
         self.display = display or Display(None if mesh.first else Console(quiet=True))
         self.position = Position()
         self._resumed = False
-        start = None if resume is None else Path(resume).expanduser()
-        if start is not None and not start.is_dir():
-            raise LockstepError(f"there is nothing to resume: {start} is no directory")
+        start = None if resume is None else resumable(resume)
         with ExitStack() as stack:
             if mesh.first:
                 stack.enter_context(run_lock(self.out))
