@@ -43,7 +43,7 @@ def model(dtype: torch.dtype, kind: str = "dense") -> Model:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype"), zip(KINDS, [torch.float32, torch.bfloat16] * 2, strict=True), ids=KINDS.keys()
+    ("kind", "dtype"), list(zip(KINDS, [torch.float32, torch.bfloat16] * 2, strict=True)), ids=list(KINDS)
 )
 def test_every_path_has_the_bits_of_the_training_forward(dtype: torch.dtype, kind: str) -> None:
     proofs = list(prove(model(dtype, kind), SEQUENCES))
