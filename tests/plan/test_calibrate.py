@@ -85,7 +85,7 @@ def test_bad_rows():
     ("changes", "message"),
     [
         ({"layout": {"dp": "x"}}, r"row 0: layout\.dp is 'x', expected a whole number"),
-        ({"layout": {"dp": 0}}, "dp is 0; give a whole number of at least 1"),
+        ({"layout": {"dp": 0}}, "dp is 0; give a whole number from 1 to"),
         ({"layout": {"tp": 3}}, "tp 3 does not divide the 32 attention heads"),
         ({"layout": {"tq": 2}}, "row 0: layout has an unknown key 'tq': the nearest is 'tp'"),
         ({"layout": {"dp": "8"}}, r"layout\.dp is '8', expected a whole number"),
@@ -94,6 +94,8 @@ def test_bad_rows():
         ({"layout": 5}, "layout is 5, expected a mapping"),
         ({"sequnces": 64}, "row 0 has an unknown key 'sequnces': the nearest is 'sequences'"),
         ({"step_s": "3.4"}, "step_s, a measured time, is '3.4'; give a finite number"),
+        ({"step_s": 10**30}, "step_s, a measured time, is 1000.*; give a finite number above 0 and at most 1e.09"),
+        ({"layout": {"pp": 10**30}}, "pp is 1000.*; give a whole number from 1 to"),
         (
             {"layout": {"pp": 2, "layers_per_stage": 5}},
             r"layout\.layers_per_stage is 5, expected a list \(each a whole number\)",
@@ -125,6 +127,10 @@ def test_file_round_trip(tmp_path):
     assert load_coefficients(tmp_path / "c.yaml") == factors
 
 
+EMPTY = "coefficients: 1\nfactors: {}\nlayers"
+SHAPE = "[64, 4, 256, 0, 32, 1, 1, 1, 1, 0, 0]"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -135,9 +141,11 @@ def test_file_round_trip(tmp_path):
         ("coefficients: 1\nfactors: {matrix: fast}\nlayers: []", "factors.matrix is 'fast'; give a finite number"),
         ("coefficients: 1\nfactors: {}\nlayers: 5", "layers is 5; give a list"),
         ("coefficients: 1\nfactors: {}\nlayers: [5]", "layers, number 0 is 5, expected a mapping"),
-        ("coefficients: 1\nfactors: {}\nlayers: [{shape: [.inf], factor: 1}]", "shape is inf; give a whole number"),
-        ("coefficients: 1\nfactors: {}\nlayers: [{shape: [1], factor: -1}]", "factor is -1; give a finite number"),
-        ("coefficients: 1\nfactors: {}\nlayers: [{shape: [1]}]", "factor is None; give a finite number"),
+        (f"{EMPTY}: [{{shape: {SHAPE.replace('64', '.inf')}, factor: 1}}]", "hidden is inf; give a whole number"),
+        (f"{EMPTY}: [{{shape: {SHAPE}, factor: -1}}]", "factor is -1; give a finite number"),
+        (f"{EMPTY}: [{{shape: {SHAPE}}}]", "factor is None; give a finite number"),
+        (f"{EMPTY}: [{{shape: [1, 2], factor: 1}}]", r"shape is \[1, 2\]; give 11 numbers: hidden, heads"),
+        (f"{EMPTY.replace('1', 'true')}: []", "expected `coefficients: 1` in it"),
         ("coefficients: 1\nfactors: {}\nlayer: []", "unknown key 'layer': the nearest is 'layers'"),
     ],
 )

@@ -35,7 +35,11 @@ def test_plan(tmp_path, capsys):
         (["llama3-8b", "--pin", "tp"], "expected KEY=VALUE"),
         (["llama3-8b", "--dtype", "fp4"], "described for bf16"),
         (["calibrate", "steps.yaml", "--pin", "tp=2"], "plan calibrate takes --cluster and --out; leave out --pin"),
+        (["calibrate", "steps.yaml", "--top", "5", "--no-report"], "leave out --top, --report"),
+        (["calibrate", "steps.yaml", "--dtype", "fp32"], "leave out --dtype"),
         (["calibrate"], "needs a file of measured steps"),
+        ([""], "model is empty: give a name"),
+        (["llama3-8b", "--global-batch-tokens", "-4M"], "a step has at least 1 token"),
         (["llama3-8b", "steps.yaml"], "one model at a time"),
         (["llama3-8b", "--global-batch-tokens", "1e400"], "expected a number such as 4M"),
         (["llama3-8b", "--pin", "tp=2", "--pin", "tp=4"], "--pin tp is given twice, as 2 and as 4"),
@@ -68,7 +72,12 @@ def test_calibrate(tmp_path, capsys):
     steps, out = tmp_path / "steps.yaml", tmp_path / "c.yaml"
     steps.write_text("- {model: llama3-8b, layout: {dp: 8}, sequences: 64, seq: 2048, step_s: 4.0}\n")
     assert run(["plan", "calibrate", str(steps), "--cluster", "8xA100", "--out", str(out)]) == 0
-    assert "fitted 1 measured steps" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "fitted 1 measured step on 8xA100" in text
+    (row,) = [line for line in text.splitlines() if line.endswith("llama3-8b dp8 mb1 recompute none")]
+    described, fitted = (abs(float(part.split()[0])) for part in row.split("(")[1:])
+    assert fitted < 0.3 * described
+    assert f"mean error {described:.1f} % as described, {fitted:.1f} % fitted" in text
     plan = ["plan", "llama3-8b", "--cluster", "8xA100", "--coefficients", str(out), "--out", str(tmp_path / "p.yaml")]
     assert run([*plan, "--no-report"]) == 0
     assert not (tmp_path / "p.html").exists()

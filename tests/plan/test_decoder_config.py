@@ -24,3 +24,9 @@ def test_parameters(name):
 def test_gpt_is_refused():
     with pytest.raises(LockstepError, match="can be planned for, but not trained here"):
         decoder_config(model_shape("gpt2"), 1024)
+
+
+def test_sizes_of_no_decoder_are_refused():
+    shape = replace(model_shape("llama3-1b"), head_dim=63)
+    with pytest.raises(LockstepError, match="model llama3-1b: head_dim 63 must be even"):
+        decoder_config(shape, 1024)

@@ -1,6 +1,7 @@
 """Search and prediction: pins, memory, order, speed, and the mistakes a user can make."""
 
 import dataclasses
+import re
 import time
 
 import pytest
@@ -20,6 +21,7 @@ from lockstep.plan import (
 )
 from lockstep.plan.candidates import candidates
 from lockstep.plan.layout import SPLIT
+from lockstep.plan.pins import check_pins
 from lockstep.plan.planfile import check_model
 from lockstep.plan.search import make_batch
 
@@ -49,12 +51,22 @@ def test_every_plan_fits_and_factors(plans):
         assert found.tokens_s == pytest.approx(plan.batch.tokens / found.step_s)
 
 
-def test_a_plan_is_what_predict_says():
-    """Where nothing is simulated: a plan without a pipeline."""
-    plan = search("llama3-70b", "128xH100", seq=8192, global_batch_tokens=4 << 20, pins={"pp": 1}, top=1)[0]
-    assert not plan.prediction.simulated
-    found = predict("llama3-70b", plan.layout, "128xH100", plan.batch)
-    assert found.step_s == pytest.approx(plan.prediction.step_s)
+@pytest.mark.parametrize(
+    ("model", "devices", "pins"),
+    [
+        ("llama3-70b", 128, {"pp": 1}),
+        ("llama3-8b", 64, {"pp": 4, "schedule": "zb-h1", "recompute": "full"}),
+        ("llama3-8b", 16, {"pp": 4, "schedule": "zb-v"}),
+        ("mixtral-8x7b", 64, {"pp": 4}),
+    ],
+)
+def test_a_plan_is_what_predict_says(model, devices, pins):
+    """Times of pipelines from the simulator, memory from the walk through every stage's steps, in both."""
+    for plan in search(model, f"{devices}xH100", seq=8192, global_batch_tokens=4 << 20, pins=pins, top=3):
+        found = predict(model, plan.layout, f"{devices}xH100", plan.batch)
+        assert found.simulated is plan.prediction.simulated is (plan.layout.pp > 1)
+        for name in ("step_s", "memory_gb", "bubble", "mfu", "parts", "memory_parts", "stage_memory_gb"):
+            assert getattr(found, name) == pytest.approx(getattr(plan.prediction, name)), name
 
 
 @pytest.mark.parametrize(
@@ -130,6 +142,8 @@ def test_sizes_that_do_not_factor():
         predict("llama3-8b", Layout(tp=3), "3xH100", Batch(64, 2048))
     with pytest.raises(LockstepError, match="holds no sequence"):
         search("llama3-8b", "8xH100", seq=8192, global_batch_tokens=100)
+    with pytest.raises(LockstepError, match="global_batch_tokens is -4194304; give a whole number of at least 1"):
+        search("llama3-8b", "8xH100", seq=8192, global_batch_tokens=-(4 << 20))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +157,8 @@ def test_sizes_that_do_not_factor():
 )
 def test_what_is_said_to_factor_does(devices, sequences, pins):
     def candidates_of(devices, tokens, pins):
-        return candidates(model_shape("llama3-8b"), load_cluster(f"{devices}xH100"), make_batch(tokens, 8192), pins)
+        asked = model_shape("llama3-8b"), load_cluster(f"{devices}xH100"), make_batch(tokens, 8192)
+        return candidates(*asked, check_pins(pins, *asked))
 
     with pytest.raises(LockstepError, match="do not factor into pp x dp x cp x tp") as error:
         candidates_of(devices, 8192 * sequences, pins)
@@ -170,8 +185,8 @@ def test_batches_that_are_none(seq, tokens, message):
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(dp=0), "dp is 0; give a whole number of at least 1"),
-        (Layout(dp=8, micro_batch=0), "micro_batch is 0; give a whole number of at least 1"),
+        (Layout(dp=0), "dp is 0; give a whole number from 1 to 16,777,216"),
+        (Layout(dp=8, micro_batch=0), "micro_batch is 0; give a whole number from 1 to 16,777,216"),
         (Layout(dp=8, fsdp=7), "fsdp is 7; give a whole number from 0 to 3"),
         (Layout(dp=8, recompute="most"), "recompute is 'most', expected one of none, selective, full"),
         (
@@ -183,6 +198,9 @@ def test_batches_that_are_none(seq, tokens, message):
         (Layout(pp=2, dp=4, recompute_per_stage=(3,)), "must be 2 numbers each"),
         (Layout(pp=2, dp=4, schedule="zb-v"), "chunks is 1, but zb-v has 2 per stage"),
         (Layout(pp=2, dp=4, chunks=3), "chunks is 3, but 1f1b has 1 per stage"),
+        (Layout(dp=8, chunks=2), "chunks 2 needs a pipeline, and pp is 1"),
+        (Layout(dp=8, schedule="zb-v"), "zb-v with chunks 1 needs a pipeline"),
+        (Layout(pp=10**30), "pp is 1000000000000000000000000000000; give a whole number from 1 to 16,777,216"),
     ],
 )
 def test_layouts_that_are_none(layout, message):
@@ -239,6 +257,12 @@ def test_plan_file_mistakes(tmp_path):
     file.write_text("model: x")
     with pytest.raises(LockstepError, match="expected `plan: 1`"):
         load_plan(file)
+    file.write_text("plan: true\nlayout: {}")
+    with pytest.raises(LockstepError, match="expected `plan: 1`"):
+        load_plan(file)
+    for path in (None, 0, 2.5):
+        with pytest.raises(LockstepError, match="give the path of a plan"):
+            load_plan(path)
     file.write_text("plan: 1\nlayout: {}")
     with pytest.raises(LockstepError, match="model is None, expected a mapping"):
         load_plan(file)
@@ -251,6 +275,8 @@ def test_plan_file_mistakes(tmp_path):
     ("change", "message"),
     [
         ({"micro_batches": 7}, "micro_batches is 7, but dp .* it follows from batch and layout"),
+        ({"cluster": "8xH100"}, "cluster is '8xH100', and the layout takes 128 devices"),
+        ({"cluster": "NOSUCH"}, "cluster is 'NOSUCH', and the layout takes 128 devices: .* as in 128xH100"),
         ({"micro_batchs": 7}, "unknown key 'micro_batchs'"),
     ],
 )
@@ -266,13 +292,17 @@ def test_a_plan_with_a_line_that_says_nothing(plans, tmp_path, change, message):
     ("section", "key", "value", "message"),
     [
         ("layout", "dp", "two", r"layout\.dp is 'two', expected a whole number"),
-        ("layout", "micro_batch", 0, r"micro_batch is 0; give a whole number of at least 1"),
+        ("layout", "micro_batch", 0, r"micro_batch is 0; give a whole number from 1 to 16,777,216"),
         ("layout", "dq", 2, "layout has an unknown key 'dq'"),
         ("layout", "schedule", "1f2b", "unknown schedule '1f2b'"),
         ("layout", "tp", 3, "tp 3 does not divide the 64 attention heads"),
         ("batch", "sequences", 511, "does not divide the 511 sequences"),
         ("model", "layers", None, r"model\.layers is None"),
         ("predicted", "step", 3, "unknown key"),
+        ("predicted", "step_s", float("nan"), r"predicted: step_s is nan; give a finite number above 0"),
+        ("predicted", "memory_gb", -1.0, r"predicted: memory_gb is -1\.0; give a finite number"),
+        ("predicted", "parts", {"compute": float("inf")}, r"predicted: parts\.compute is inf"),
+        ("layout", "pp", 10**30, r"pp is 1000000000000000000000000000000; give"),
         ("predicted", "exposed", {"tp": "none"}, r"predicted\.exposed\.tp is 'none', expected a number"),
         ("layout", "recompute_per_stage", [1, "x"], r"layout\.recompute_per_stage\.1 is 'x', expected a whole number"),
     ],
@@ -383,7 +413,7 @@ def test_a_pinned_cp_finds_nothing_that_the_search_does_not():
     shape, cluster, batch = model_shape("llama3-8b"), load_cluster("32xH100"), Batch(16, 131072)
     pinned = candidates(shape, cluster, batch, {"cp": 4})
     assert (shape.kv_heads % (pinned["tp"] * pinned["cp"]) == 0).all()  # key heads are exchanged whole
-    free = candidates(shape, cluster, batch)
+    free = candidates(shape, cluster, batch, {})
     assert len(pinned["tp"]) == (free["cp"] == 4).sum()
     assert (candidates(shape, cluster, batch, {"cp": 16})["cp"] == 16).all()  # no tp leaves key heads enough, but asked
 
@@ -394,6 +424,20 @@ def test_a_pinned_tp_that_the_trainer_refuses_is_noted(tp, runs):
     sizes = {"layers": 4, "hidden": 768, "heads": 24, "kv_heads": 4, "vocab": 1000, "gated": True}
     found = search_to_run(sizes, f"{tp}xH100", seq=512, global_batch_tokens=8192, pins={"tp": tp}, top=1)
     assert (f"does not run tp {tp} (a power of two" in found.note) is not runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, r"does not run a model like custom \(gated: false, an MLP without a gate"),
+        ({"gated": True, "head_dim": 63}, r"does not run a model like custom \(head_dim: 63, which is odd\)"),
+        ({"gated": True}, None),
+    ],
+)
+def test_what_of_a_model_is_not_trained_is_said(changes, why):
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 128, **changes}
+    note = search_to_run(sizes, "2xH100", seq=64, global_batch_tokens=512, top=1).note
+    assert re.search(why, note) if why else not note
 
 
 def test_a_plan_that_is_as_fast_says_in_what_it_differs():

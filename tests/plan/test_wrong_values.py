@@ -35,7 +35,8 @@ CALLS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
                                                "activation_cap": 2.0, "m_w": 1.0, "chunks": 1, "metric": "max_span",
                                                "seconds": 0.0}),
     "activation_bytes": (plan.activation_bytes, {"hidden": 64, "heads": 4, "seq": 32, "micro_batch": 1, "layers": 2,
-                                                 "tp": 1, "pp": 1, "chunks": 1, "recompute": "none"}),
+                                                 "tp": 1, "pp": 1, "chunks": 1, "sequence_parallel": False,
+                                                 "recompute": "none"}),
     "predict": (plan.predict, {"model": SHAPE, "layout": Layout(dp=8), "cluster": "8xH100", "batch": Batch(8, 64),
                                "coefficients": Coefficients(), "dtype": "bf16"}),
     "rank_memory": (plan.rank_memory, {"model": SHAPE, "layout": Layout(dp=8), "batch": Batch(8, 64), "rank": 3}),
@@ -104,6 +105,13 @@ def pinned(**pins: object) -> object:
         (lambda: simulate(TABLE, StageTimes(float("nan"), 1, 1)), r"times\.f is nan; give a finite number"),
         (lambda: plan.predict("llama3-8b", Layout(dp=8.0), "8xH100", Batch(8, 64)), r"layout: dp is 8\.0; give"),  # type: ignore[arg-type]
         (lambda: pinned(tp="²"), "pin tp=²: expected a whole number"),
+        (lambda: plan.search("llama3-8b", "8xH100", **ASKED, pins=[]), r"pins is \[\]; give a Mapping"),  # type: ignore[arg-type]
+        (lambda: plan.search("llama3-8b", "8xH100", **ASKED, pins=0), "pins is 0; give a Mapping"),  # type: ignore[arg-type]
+        (lambda: plan.activation_bytes(64, 4, 32, 1, 2, sequence_parallel=[]), r"parallel is \[\]; give a bool"),  # type: ignore[arg-type]
+        (lambda: plan.calibrate([Measured(SHAPE, Layout(), Batch(8, 64), 10**30)]), "step_s, a measured time, is 1000"),
+        (lambda: plan.predict(SHAPE, Layout(), "1xH100", Batch(8, 64), Coefficients(layer={(1, 2): 1.0})),
+         r"layer is \[1, 2\]; give 11 numbers: hidden, heads"),
+        (lambda: model_shape(" "), "model is empty: give a name"),
         (lambda: pinned(tp="9" * 5000), "expected 1 to 16777216"),
         (lambda: pinned(bucket_mb=10**400), "expected 1 to 16777216"),
         (lambda: pinned(dp=1 << 20, cp=1 << 20, tp=1 << 24), "does not divide the 8 devices"),

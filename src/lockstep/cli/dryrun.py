@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,28 +33,29 @@ def dryrun(
     file = Path(what) if what is not None and what.endswith((".yaml", ".yml")) else None
     config = load_config(file, set_ or [])  # mistakes are told before torch is there
     with heavy_imports():
+        from rich.console import Console
+
         from lockstep.plan import rank_memory
         from lockstep.train.closed_form import closed_form, of_config, of_plan
+        from lockstep.train.display import Display
         from lockstep.train.dryrun import dry_run, model_config, plan_config
         from lockstep.train.dryrun_report import dry_run_json, dry_run_text
         from lockstep.train.level_report import level_reports, levels_text
-    if plan is not None:
-        try:
-            config, shape = plan_config(plan, set_ or [])
-            found = dry_run(config, shape, rank)
-        except NotRunError as why:
-            typer.echo(closed_form(why, of_plan(plan), rank, as_json))
-            return
-    else:
+    if plan is None:
         shape = model_config(config.model if file is not None or what is None else what, config)
-        try:
-            found = dry_run(config, shape, rank)
-        except NotRunError as why:
-            typer.echo(closed_form(why, of_config(config, shape, why), rank, as_json))
-            return
+    try:
+        if plan is not None:
+            config, shape = plan_config(plan, set_ or [])
+        with Display() as display:
+            found = dry_run(config, shape, rank, partial(display.counted, f"going through the step of rank {rank}"))
+    except NotRunError as why:
+        known = of_config(config, shape, why) if plan is None else of_plan(plan)
+        typer.echo(closed_form(why, known, rank, as_json))
+        return
     named: list[Level] = [] if config.compile.level in ("auto", "O0") else [config.compile.of_model]
     asked: list[Level] = named if plan is None else ["O1", "O2"]
-    levels = level_reports(config, shape, rank, asked)
+    with Console(stderr=True).status("compiling for the levels"):
+        levels = level_reports(config, shape, rank, asked)
     if as_json:
         typer.echo(dry_run_json(found, levels))
     else:

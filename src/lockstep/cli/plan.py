@@ -13,6 +13,8 @@ import typer
 from lockstep.errors import LockstepError
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from lockstep.plan import Coefficients
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -30,13 +32,16 @@ def plan(
         typer.Option(help="Tokens per optimizer step: 4M = 4 x 2^20.  [default: what a run's YAML says, or 4M]"),
     ] = None,
     pin: Annotated[list[str] | None, typer.Option(help="KEY=VALUE that must not change, such as tp=8.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many plans to show.")] = 5,
+    top: Annotated[int | None, typer.Option(min=1, help="How many plans to show.  [default: 5]")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Compute dtype of matrix products.  [default: what a run's YAML says, or bf16]")
     ] = None,
     coefficients: Annotated[Path | None, typer.Option(help="A file from `lockstep plan calibrate`.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.  [default: plan.yaml or coefficients.yaml]")] = None,
-    picture: Annotated[bool, typer.Option("--report/--no-report", help="Write a page and a trace beside it.")] = True,
+    picture: Annotated[
+        bool | None,
+        typer.Option("--report/--no-report", help="Write a page and a trace beside it.  [default: report]"),
+    ] = None,
 ) -> None:
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
@@ -45,8 +50,11 @@ def plan(
             "--global-batch-tokens": global_batch_tokens,
             "--pin": pin,
             "--coefficients": coefficients,
+            "--top": top,
+            "--dtype": dtype,
+            "--report": picture,
         }
-        if unused := [name for name, value in given.items() if value]:
+        if unused := [name for name, value in given.items() if value not in (None, [])]:
             raise LockstepError(f"plan calibrate takes --cluster and --out; leave out {', '.join(unused)}.")
         return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
     if measured is not None:
@@ -57,28 +65,31 @@ def plan(
     from lockstep.plan.of_run import asked_of, batch_of, dtype_of
     from lockstep.plan.report import report
 
+    picture = picture is not False
     started, files = time.perf_counter(), _files(out or Path("plan.yaml"), picture)
     pinned, factors = pins(pin or []), _coefficients(coefficients)
     shape, run = asked_of(model)
     asked, dtype = batch_of(run), dtype or dtype_of(run)
-    found = search_to_run(
-        shape,
-        cluster,
-        seq=asked.seq if seq is None else seq,
-        global_batch_tokens=asked.tokens if global_batch_tokens is None else tokens(global_batch_tokens),
-        pins=pinned,
-        top=top,
-        coefficients=factors,
-        dtype=dtype,
-        run=run,
-    )
-    plans = found.plans
-    plans[0].save(files[0])
-    if picture:
-        from lockstep.plan.report_page import save_report
+    with _status("searching") as status:
+        found = search_to_run(
+            shape,
+            cluster,
+            seq=asked.seq if seq is None else seq,
+            global_batch_tokens=asked.tokens if global_batch_tokens is None else tokens(global_batch_tokens),
+            pins=pinned,
+            top=5 if top is None else top,
+            coefficients=factors,
+            dtype=dtype,
+            run=run,
+        )
+        plans = found.plans
+        plans[0].save(files[0])
+        if picture:
+            from lockstep.plan.report_page import save_report
 
-        with _writing():
-            save_report(plans, cluster, files[1], files[2], pinned, factors, dtype)
+            status.update("drawing")
+            with _writing():
+                save_report(plans, cluster, files[1], files[2], pinned, factors, dtype)
     took = f"wrote {', '.join(map(str, files))} in {time.perf_counter() - started:.1f} s"
     # Said last: whoever reads may close the pipe after a line.
     typer.echo("\n".join([report(plans, cluster), *([f"\nnote: {found.note}"] if found.note else []), "", took]))
@@ -103,9 +114,12 @@ def tokens(text: str) -> int:
     """A number of tokens with K, M or G (powers of 1024) behind it."""
     number, unit = (text[:-1], text[-1].upper()) if text and text[-1].isalpha() else (text, "")
     try:
-        return int(float(number) * _UNITS[unit])
+        found = int(float(number) * _UNITS[unit])
     except (KeyError, ValueError, OverflowError) as error:
         raise LockstepError(f"--global-batch-tokens {text!r}: expected a number such as 4M or 4194304.") from error
+    if found < 1:
+        raise LockstepError(f"--global-batch-tokens {text!r}: a step has at least 1 token: give a number such as 4M.")
+    return found
 
 
 def pins(given: list[str]) -> dict[str, str]:
@@ -121,6 +135,13 @@ def pins(given: list[str]) -> dict[str, str]:
             )
         found[key.strip()] = value.strip()
     return found
+
+
+def _status(text: str) -> Status:
+    """In a terminal, that something goes on."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
 
 
 @contextmanager
@@ -141,15 +162,18 @@ def _calibrate(measured: Path | None, cluster: str, out: Path) -> None:
     from lockstep.plan import calibrate, load_cluster
     from lockstep.plan.calibrate import load_measured
     from lockstep.plan.coefficients import save_coefficients
+    from lockstep.plan.fit_report import fit_text
     from lockstep.plan.yaml_file import check_can_write
 
     if measured is None:
         raise LockstepError("plan calibrate needs a file of measured steps: lockstep plan calibrate steps.yaml.")
     check_can_write(out)
-    rows = load_measured(measured)
-    found = calibrate(rows, load_cluster(cluster))
+    rows, place = load_measured(measured), load_cluster(cluster)
+    with _status("fitting"):
+        found = calibrate(rows, place)
+        gained = fit_text(rows, place, found)
     with _writing():
         save_coefficients(found, out)
-    typer.echo(f"fitted {len(rows)} measured steps on {cluster}; wrote {out}")
+    typer.echo(f"fitted {len(rows)} measured step{'s' * (len(rows) > 1)} on {cluster}; wrote {out}\n{gained}\n")
     for name, value in found.factors().items():
         typer.echo(f"  {name:20s} {value:.3f}")

@@ -75,8 +75,8 @@ class Reduction:
         ]
         own = runs[self.axis.index]
         share = sum(run.size for run in own)
-        incoming = [torch.empty(len(nodes) * share) for nodes in self._nodes]
-        incoming[self.axis.index] = outgoing[self.axis.index]
+        sizes = [len(nodes) * share for nodes in self._nodes]
+        incoming = [outgoing[i] if i == self.axis.index else torch.empty(size) for i, size in enumerate(sizes)]
         self._begun.append(_Bucket(own, incoming, self.axis.begin_exchange(outgoing, incoming)))
 
     def _end(self, bucket: _Bucket) -> None:

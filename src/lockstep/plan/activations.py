@@ -7,7 +7,7 @@ the same terms, counted one by one, give gated MLPs, grouped heads, flash attent
 from __future__ import annotations
 
 from lockstep.errors import LockstepError
-from lockstep.given import whole
+from lockstep.given import instance, whole
 from lockstep.plan.layout import RECOMPUTE, Recompute
 
 
@@ -35,6 +35,7 @@ def activation_bytes(
     sizes = {"hidden": hidden, "heads": heads, "seq": seq, "micro_batch": micro_batch, "layers": layers}
     for name, value in (sizes | {"tp": tp, "pp": pp, "chunks": chunks}).items():
         whole(value, f"activation_bytes: {name}")
+    instance(sequence_parallel, bool, "activation_bytes: sequence_parallel")
     unit = float(seq) * micro_batch * hidden
     if recompute == "full":
         per_layer = 2.0 * unit

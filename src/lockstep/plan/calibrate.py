@@ -30,6 +30,8 @@ _NOISE = 0.04
 _LAYER_SPREAD = 0.1
 """Plausible relative error of one layer shape's predicted time (kernel choice, alignment, launch jitter)."""
 _FLAT = ("layers", "hidden", "heads", "seq", "tp", "dp", "pp", "micro_batch", "global_batch")
+_LONGEST = 1e9
+"""Seconds of a step that is one."""
 _STEP = 1e-3
 _ITERATIONS = 25
 
@@ -58,7 +60,7 @@ def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: str | Clust
     for i, row in enumerate(measured):
         _check(row, f"calibrate: row {i}")
     place = cluster_of("8xA100-80" if cluster is None else cluster)
-    return fit(measured_columns(measured), np.array([row.step_s for row in measured]), place)
+    return fit(measured_columns(measured), np.array([float(row.step_s) for row in measured]), place)
 
 
 def measured_row(row: Mapping[str, Any], what: str = "a row") -> Measured:
@@ -84,7 +86,7 @@ _ROW = ("model", "layout", "sequences", "seq", "step_s")
 
 def _check(row: Measured, what: str) -> None:
     """Raise LockstepError for a time that is none, or a layout that suits neither model nor batch."""
-    number(row.step_s, f"{what}: step_s, a measured time,", above=True)
+    number(row.step_s, f"{what}: step_s, a measured time,", most=_LONGEST, above=True)
     try:
         check_layout(row.layout, model_shape(row.model), row.batch, instance(row.layout, Layout, "layout").devices)
     except LockstepError as error:
@@ -116,7 +118,7 @@ def _number(row: Mapping[str, Any], name: str, what: str) -> float:
     except ValueError as error:
         raise LockstepError(f"{what}: {name} is {row[name]!r:.60}; give a number.") from error
     if name == "iteration_ms":
-        return number(value, f"{what}: {name}", above=True)
+        return number(value, f"{what}: {name}", most=1e3 * _LONGEST, above=True)
     return whole(int(value) if isinstance(value, float) and value.is_integer() else value, f"{what}: {name}")
 
 

@@ -14,7 +14,7 @@ from lockstep.plan.cluster import Cluster
 from lockstep.plan.columns import Column
 from lockstep.plan.factoring import cannot_factor
 from lockstep.plan.layout import PER_STAGE, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
-from lockstep.plan.pins import Pins, check_pins, divisors
+from lockstep.plan.pins import Pins, divisors
 from lockstep.plan.shape import ModelShape
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
@@ -23,12 +23,12 @@ _SHORTEST_SLICE = 2048
 """Context parallelism below this many tokens per rank only costs."""
 
 
-def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None = None) -> dict[str, Column]:
+def candidates(shape: ModelShape, cluster: Cluster, batch: Batch, fixed: Pins) -> dict[str, Column]:
     """Arrays by the names of ``Layout``'s fields, one row per layout; codes for schedule and recompute.
 
-    Raises LockstepError if the pins contradict the cluster, the model or the batch, or if nothing factors.
+    fixed: pins of `check_pins`. Raises LockstepError if they contradict the model's heads or the sequence, or if
+    nothing factors.
     """
-    fixed = check_pins(pins or {}, shape, cluster, batch)
     meshes = _meshes(shape, cluster, batch, fixed)
     rows = [(*mesh, *choice) for mesh in meshes for choice in _choices(shape, batch, mesh, fixed)]
     if not rows:

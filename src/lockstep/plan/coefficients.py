@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.given import instance, number, whole
 from lockstep.plan.columns import Column, Columns
-from lockstep.plan.typed import known_keys
+from lockstep.plan.typed import is_version, known_keys
 from lockstep.plan.yaml_file import read_yaml, write_yaml
 
 Key = tuple[int, ...]
@@ -101,11 +101,15 @@ def from_logs(logs: Column, layer: Mapping[Key, float] | None = None, spread: fl
 
 def layer_keys(rows: Columns) -> list[Key]:
     """What decides the time of one layer on one rank: its sizes, the tokens, the split and the recompute."""
-    parts = (
-        rows.hidden, rows.heads, rows.intermediate, rows.experts, rows.seq, rows.micro_batch,
-        rows.tp, rows.cp, rows.ep, rows.recompute, rows.recompute_layers,
-    )  # fmt: skip
+    parts = [getattr(rows, name) for name in _SHAPE]
     return [tuple(int(value) for value in row) for row in zip(*parts, strict=True)]
+
+
+_SHAPE = (
+    "hidden", "heads", "intermediate", "experts", "seq", "micro_batch", "tp", "cp", "ep", "recompute",
+    "recompute_layers",
+)  # fmt: skip
+"""The numbers of a layer shape's key, in their order."""
 
 
 def checked(factors: Coefficients | None) -> Coefficients:
@@ -114,8 +118,16 @@ def checked(factors: Coefficients | None) -> Coefficients:
     for name in FITTED:
         number(getattr(found, name), f"coefficients: {name}", above=True)
     for key, value in instance(found.layer, Mapping, "coefficients: layer").items():
+        _check_shape(instance(key, tuple, "coefficients: layer"), "coefficients: layer")
         number(value, f"coefficients: layer {key}", above=True)
     return found
+
+
+def _check_shape(key: Sequence[Any], what: str) -> Key:
+    """The key of a layer shape. Raises LockstepError for one of another length, or of what are no sizes."""
+    if len(key) != len(_SHAPE):
+        raise LockstepError(f"{what} is {list(key)!r:.60}; give {len(_SHAPE)} numbers: {', '.join(_SHAPE)}.")
+    return tuple(whole(size, f"{what}: {name}", least=0) for name, size in zip(_SHAPE, key, strict=True))
 
 
 def save_coefficients(factors: Coefficients, path: str | Path) -> None:
@@ -129,7 +141,7 @@ def load_coefficients(path: str | Path) -> Coefficients:
     """Read what ``save_coefficients`` wrote. Raises LockstepError for any other file."""
     what = f"coefficients file {path}"
     content = known_keys(read_yaml(path, "coefficients file"), ("coefficients", "factors", "layers"), what)
-    if content.get("coefficients") != _VERSION:
+    if not is_version(content.get("coefficients"), _VERSION):
         raise LockstepError(
             f"{what}: expected `coefficients: {_VERSION}` in it; `lockstep plan calibrate STEPS.yaml` writes one."
         )
@@ -143,6 +155,5 @@ def load_coefficients(path: str | Path) -> Coefficients:
 def _layer(given: Any, what: str) -> tuple[Key, float]:
     """A layer shape and its factor."""
     layer = known_keys(given, ("shape", "factor"), what)
-    shape = instance(layer.get("shape"), list, f"{what}: shape")
-    key = tuple(whole(size, f"{what}: shape", least=0) for size in shape)
+    key = _check_shape(instance(layer.get("shape"), list, f"{what}: shape"), f"{what}: shape")
     return key, number(layer.get("factor"), f"{what}: factor", above=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lockstep.config import ModelConfig
+from lockstep.config.check import check
 from lockstep.errors import NotRunError
 from lockstep.plan.shape import ModelShape
 
@@ -12,7 +13,8 @@ from lockstep.plan.shape import ModelShape
 def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
     """The decoder of a planner's shape, for sequences of up to ``positions`` tokens.
 
-    Raises LockstepError for a GPT of 2019 (learned positions, an MLP without a gate), which this system does not train.
+    Raises LockstepError for a GPT of 2019 (learned positions, an MLP without a gate), which this system does not train,
+    and for sizes that no decoder has.
     """
     if not shape.gated or shape.positions:
         raise NotRunError(
@@ -33,7 +35,7 @@ def decoder_config(shape: ModelShape, positions: int) -> ModelConfig:
             "expert_intermediate_size": shape.expert_intermediate, "dense_layers": shape.dense_layers,
             "shared_experts": shape.shared_intermediate // shape.expert_intermediate,
         }  # fmt: skip
-    return ModelConfig.model_validate(fields)
+    return check(ModelConfig, fields, f"model {shape.name}")
 
 
 def planner_shape(config: ModelConfig) -> ModelShape:

@@ -15,7 +15,7 @@ from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, columns
 from lockstep.plan.layout import RECOMPUTE, SCHEDULES, SPLIT, Batch, Layout
 from lockstep.plan.memory import memory
-from lockstep.plan.pins import Pins, check_pins
+from lockstep.plan.pins import Pins
 from lockstep.plan.savings import as_they_are, rows_of, with_savings
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.steptime import step_time
@@ -61,18 +61,18 @@ _OF_LAYOUT = {field.name for field in fields(Layout)}
 
 
 def evaluate(
-    shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None, factors: Coefficients, dtype: str = "bf16"
+    shape: ModelShape, cluster: Cluster, batch: Batch, fixed: Pins, factors: Coefficients, dtype: str = "bf16"
 ) -> Evaluated:
     """Every candidate, whether it fits in memory or not. Where numbers are pinned stage by stage, with the largest: the
     most that is saved, in the most time.
 
     Saving memory never makes a step shorter. So candidates are made to fit in the order of what they take without,
-    until as many as there are finalists surely fit and are faster than all that are left.
+    until as many as there are finalists surely fit and are faster than all that are left. ``fixed``: pins of
+    `check_pins`.
     """
-    fixed = check_pins(pins or {}, shape, cluster, batch)
     cut = fixed.get("layers_per_stage", ())
     table = candidates(shape, cluster, batch, fixed)
-    fixed = fixed | {name: max(fixed[key]) for key, name in BY_STAGE_PINS.items() if key in fixed}
+    fixed = {**fixed} | {name: max(fixed[key]) for key, name in BY_STAGE_PINS.items() if key in fixed}
     table = as_they_are(table, fixed)
     count = len(table["pp"])
     table["position"] = np.arange(count, dtype=np.float64)

@@ -10,7 +10,7 @@ from lockstep.plan.cluster import Cluster, cluster_names, load_cluster
 from lockstep.plan.columns import columns
 from lockstep.plan.layout import Batch, Layout
 from lockstep.plan.memory import memory
-from lockstep.plan.pins import Pins
+from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.shape import ModelShape
 from lockstep.quantities import parameters, size
 
@@ -64,6 +64,7 @@ def _memory(cluster: Cluster) -> float:
 def _smallest(shape: ModelShape, cluster: Cluster, batch: Batch, pins: Pins | None) -> float:
     """Bytes per device of the leanest layout; infinite if nothing factors."""
     try:
-        return float(memory(columns(shape, candidates(shape, cluster, batch, pins), batch)).total.min())
+        fixed = check_pins(pins or {}, shape, cluster, batch)
+        return float(memory(columns(shape, candidates(shape, cluster, batch, fixed), batch)).total.min())
     except LockstepError:
         return float("inf")

@@ -23,6 +23,8 @@ SPLIT = ("zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpip
 
 MOST_TOKENS = 1 << 40
 """Of a step: what the planner counts up to."""
+MOST = 1 << 24
+"""The largest degree, or other number of a layout."""
 
 
 @dataclass(frozen=True)
@@ -190,20 +192,25 @@ def _check_numbers(layout: Layout, shape: ModelShape, batch: Batch) -> None:
     instance(layout, Layout, "layout")
     instance(batch, Batch, "batch")
     for name in _LEAST:
-        whole(getattr(layout, name), f"layout: {name}")
+        whole(getattr(layout, name), f"layout: {name}", most=MOST)
     for name in ("sequences", "seq"):
         whole(getattr(batch, name), f"batch: {name}", most=MOST_TOKENS)
     if layout.schedule not in SCHEDULES:
         raise LockstepError(f"layout: unknown schedule {layout.schedule!r:.60}: known are {', '.join(SCHEDULES)}.")
     for name in ("sequence_parallel", "overlap"):
         instance(getattr(layout, name), bool, f"layout: {name}")
+    if layout.pp == 1 and (layout.chunks > 1 or layout.schedule in TWO_CHUNKS):
+        raise LockstepError(
+            f"layout: schedule {layout.schedule} with chunks {layout.chunks} needs a pipeline, and pp is 1: set pp to "
+            "at least 2, or schedule to 1f1b and chunks to 1."
+        )
     chunks = 2 if layout.schedule in TWO_CHUNKS else 1
     if layout.pp > 1 and layout.schedule != "interleaved" and layout.chunks != chunks:
         raise LockstepError(
             f"layout: chunks is {layout.chunks}, but {layout.schedule} has {chunks} per stage: set chunks to {chunks}."
         )
     whole(layout.fsdp, "layout: fsdp", least=0, most=3)
-    whole(layout.gradient_groups, "layout: gradient_groups", least=0)
+    whole(layout.gradient_groups, "layout: gradient_groups", least=0, most=MOST)
     if layout.recompute not in RECOMPUTE:
         raise LockstepError(f"layout: recompute is {layout.recompute!r}, expected one of {', '.join(RECOMPUTE)}.")
     lists = {name: instance(getattr(layout, name), tuple, f"layout: {name}") for name in PER_STAGE}

@@ -149,11 +149,14 @@ _WALK = 8
 
 def sums_when_reducing(rows: Columns) -> Column:
     """Sums of gradients at the end of a step: replicas send them to one another, and what goes out and what comes in
-    stands beside the sum itself. Where those are sharded, and the weights are not, this system's replicas collect all
+    stands beside the sum itself: of this system the nodes of a tree, each of as many canonical groups as a power of
+    two. Where those are sharded, and the weights are not, this system's replicas collect all
     new weights at once: as many bytes as a sum that is not sharded, and the own ones once more."""
     group = rows.sharing
     gathered = np.where(rows.ours & (rows.fsdp == 2) & (group > 1), 2.0 + group, 1.0)
-    return np.where((group > 1) & (rows.fsdp < 2), 3.0 - 1.0 / group, gathered)
+    groups = np.maximum(1.0, np.floor(rows.micro_batches / rows.group_size)).astype(np.int64)
+    nodes = np.where(rows.ours, np.bitwise_count(groups), 1.0)
+    return np.where((group > 1) & (rows.fsdp < 2), 1.0 + nodes * (2.0 - 1.0 / group), gathered)
 
 
 def spread_gradients(rows: Columns) -> Column:
@@ -278,11 +281,14 @@ def message_bytes(rows: Columns) -> Column:
 
 
 def deferred_bytes(rows: Columns) -> Column:
-    """Bytes of one layer between a split backward's B and W: inputs and output gradients of every product, 16-bit."""
-    experts = rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
+    """Bytes of one layer between a split backward's B and W: inputs and output gradients of every product, 16-bit. This
+    system puts off products of experts only where ranks share those out (ep)."""
+    late = np.where(rows.ours & (rows.ep == 1), 0.0, 1.0)
+    experts = late * rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
     inside = rows.query + rows.keys + rows.values + rows.core + rows.matrices * middle
-    return 2 * rows.tokens * (4 * rows.hidden + inside / rows.tp + 2 * rows.latent) + _routed_bytes(rows)
+    stream = (4 - rows.moe * (1 - late) * (rows.shared_intermediate == 0)) * rows.hidden
+    return 2 * rows.tokens * (stream + inside / rows.tp + 2 * rows.latent) + late * _routed_bytes(rows)
 
 
 def mlp_gradient_bytes(rows: Columns) -> Column:

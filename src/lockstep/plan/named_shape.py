@@ -33,6 +33,8 @@ def model_shape(given: str | Path | Mapping[str, Any] | ModelShape) -> ModelShap
         return _explicit(given)
     if not isinstance(given, (str, Path)):
         raise LockstepError(f"model is {given!r:.60}; give a name, a config.json, sizes by name, or a ModelShape.")
+    if not str(given).strip():
+        raise LockstepError("model is empty: give a name such as llama3-8b, a config.json, or a YAML file with sizes.")
     path = Path(given)
     file = path / "config.json" if os.path.isdir(path) else path
     if file.suffix == ".json":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import gcd
 
 import numpy as np
 
+from lockstep.parallel.schedules.timing import makespan
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, layout_columns
@@ -78,6 +79,13 @@ def stage_memory(shape: ModelShape, layout: Layout, batch: Batch, stage: int) ->
     return rank_memory(shape, layout, batch, stage * layout.dp * layout.cp * layout.tp)
 
 
+def walks(shape: ModelShape, layout: Layout, batch: Batch) -> Iterator[RankMemory]:
+    """A rank of every stage, one after the other, at every step of its schedule: what a split backward keeps between B
+    and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
+    short = as_full(layout, batch)
+    return (stage_memory(shape, layout, short, stage) for stage in range(layout.pp))
+
+
 def as_full(layout: Layout, batch: Batch) -> Batch:
     """A batch with fewer micro-batches in which each stage's memory rises exactly as high as in this one: where a
     replica adds all its gradients into one sum, and the schedule repeats, nothing rises any more once the pipeline was
@@ -112,6 +120,6 @@ def _bubble(rows: Columns, times: StepTime, layout: Layout, slowest: float) -> f
     """Seconds beyond the slowest stage's own work; transfers are counted in the closed form's pp part."""
     m, used = int(rows.micro_batches[0]), simulated_micro_batches(rows, 0)
     stages = stage_times(rows, times, range(layout.pp), layout)
-    run = simulate(table_of(layout.schedule, layout.pp, used, layout.chunks), stages)
+    span = makespan(table_of(layout.schedule, layout.pp, used, layout.chunks), stages)
     busy = [sum(sum(part) for part in parts) for parts in zip(*stages.grids(layout.pp, layout.chunks), strict=True)]
-    return max(0.0, run.makespan + (m - used) * max(busy) - m * slowest)
+    return max(0.0, span + (m - used) * max(busy) - m * slowest)

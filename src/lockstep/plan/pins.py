@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.errors import LockstepError
 from lockstep.given import instance
 from lockstep.plan.cluster import Cluster
-from lockstep.plan.layout import PER_STAGE, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
+from lockstep.plan.layout import MOST, PER_STAGE, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
 from lockstep.plan.shape import ModelShape
 
 Pins = Mapping[str, Any]
@@ -21,9 +21,8 @@ PINNABLE = (
     "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
     "offload_layers", "sequence_parallel", "bucket_mb", "gradient_groups", *PER_STAGE,
 )  # fmt: skip
-_MOST = 1 << 24
 _RANGES = {"fsdp": (0, 3), "sequence_parallel": (0, 1)}
-"""Of pinned numbers: others are 1 to ``_MOST``."""
+"""Of pinned numbers: others are 1 to ``MOST``."""
 _DIGITS = re.compile("-?[0-9]+")
 _LONGEST = 20
 _OF_LAYERS = ("recompute_layers", "offload_layers")
@@ -45,7 +44,7 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
                 raise LockstepError(f"pin {key}={value}: expected one of {', '.join(words)}.")
             fixed[key] = value
             continue
-        fixed[key] = _whole(key, value, (0, shape.layers) if key in _OF_LAYERS else _RANGES.get(key, (1, _MOST)))
+        fixed[key] = _whole(key, value, (0, shape.layers) if key in _OF_LAYERS else _RANGES.get(key, (1, MOST)))
     if fixed.get("recompute") == "full" and fixed.get("offload_layers"):
         raise LockstepError(
             f"pins recompute=full and offload_layers={fixed['offload_layers']}: what is recomputed leaves nothing to "
@@ -84,9 +83,9 @@ def _whole(key: str, value: Any, span: tuple[int, int]) -> int:
     text = isinstance(value, str)
     if not (_DIGITS.fullmatch(value) if text else isinstance(value, Integral) and not isinstance(value, bool)):
         raise LockstepError(f"pin {key}={value!s:.60}: expected a whole number.")
-    found = int(value) if not text or len(value) < _LONGEST else _MOST + 1
+    found = int(value) if not text or len(value) < _LONGEST else MOST + 1
     if not low <= found <= high:
-        said = f"at least {low}" if found < low and high == _MOST else f"{low} to {high}"
+        said = f"at least {low}" if found < low and high == MOST else f"{low} to {high}"
         raise LockstepError(f"pin {key}={value!s:.60}: expected {said}.")
     return found
 

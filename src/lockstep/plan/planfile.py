@@ -11,9 +11,9 @@ from lockstep.config.strict_yaml import dump
 from lockstep.errors import LockstepError
 from lockstep.given import instance
 from lockstep.plan.layout import Batch, Layout, check_layout
-from lockstep.plan.predict import Prediction
+from lockstep.plan.predict import Prediction, check_prediction
 from lockstep.plan.shape import ModelShape
-from lockstep.plan.typed import known_keys, typed
+from lockstep.plan.typed import is_version, known_keys, typed
 from lockstep.plan.yaml_file import read_yaml
 
 _VERSION = 1
@@ -54,10 +54,12 @@ class Plan:
 def load_plan(path: str | Path) -> Plan:
     """Read ``plan.yaml``. Raises LockstepError for what is no plan of this version, or one that was changed by hand
     into what cannot be: an unknown key, a wrong type, a layout that suits neither model, batch nor cluster."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise LockstepError(f"load_plan: path is {path!r:.60}; give the path of a plan.yaml.")
     if not os.path.exists(path):
         raise LockstepError(f"plan file {path} does not exist: `lockstep plan MODEL --cluster ...` writes one.")
     content = read_yaml(path, "plan file")
-    if not isinstance(content, dict) or content.get("plan") != _VERSION:
+    if not isinstance(content, dict) or not is_version(content.get("plan"), _VERSION):
         raise LockstepError(f"plan file {path}: expected `plan: {_VERSION}` in it; write it anew with `lockstep plan`.")
     try:
         return _plan(content)
@@ -69,12 +71,13 @@ def _plan(content: dict[str, Any]) -> Plan:
     known_keys(content, ("plan", "cluster", "micro_batches", *_SECTIONS), "the file")
     model, layout, batch, predicted = (typed(kind, content.get(key), key) for key, kind in _SECTIONS.items())
     check_layout(layout, model, batch, layout.devices)
+    check_prediction(predicted, "predicted")
     cluster = instance(content.get("cluster"), str, "cluster")
-    count = cluster.partition("x")[0]
-    if count.isdecimal() and int(count) != layout.devices:
+    count, _, device = cluster.partition("x")
+    if count != str(layout.devices) or not device.strip():
         raise LockstepError(
-            f"the layout takes {layout.devices} devices, and cluster is {cluster!r}: a plan is for as many as its "
-            "cluster has."
+            f"cluster is {cluster!r:.60}, and the layout takes {layout.devices} devices: a plan is for as many as its "
+            f"cluster has, and names them as in {layout.devices}xH100."
         )
     each = layout.micro_batches(batch)
     if content.get("micro_batches", each) != each:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lockstep.errors import LockstepError
+from lockstep.given import number
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients, checked
 from lockstep.plan.columns import Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
-from lockstep.plan.memory import PARTS, Memory, memory
+from lockstep.plan.memory import PARTS
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import fullest, stage_memory, stages_step_time
+from lockstep.plan.per_stage import fullest, stages_step_time, walks
 from lockstep.plan.rank_memory import RankMemory
+from lockstep.plan.refine import simulated_bubble
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.steptime import StepTime, step_time
 
@@ -29,7 +31,7 @@ class Prediction:
     ``parts`` sums to ``step_s``: compute (slowest stage), bubble, exposed communication per axis, optimizer, host.
     ``memory_parts`` sums to ``memory_gb``. ``mfu``: model FLOPs (no recomputation) over the peak rate. ``bubble``:
     fraction of the step. ``simulated``: the bubble is from the event simulator, not from the closed form.
-    ``stage_memory_gb``: of a rank of every pipeline stage, where they were walked through step by step.
+    ``stage_memory_gb``: of a rank of every pipeline stage, at the worst step of its schedule.
     """
 
     step_s: float
@@ -68,15 +70,21 @@ def predict(
 def layout_prediction(
     shape: ModelShape, layout: Layout, cluster: Cluster, batch: Batch, factors: Coefficients, dtype: str
 ) -> Prediction:
-    """One layout that suits the model and the cluster; stage by stage (and simulated) where its stages differ."""
+    """One layout that suits the model and the cluster: a pipeline simulated, its stages walked through their steps."""
+    return with_stages(timed(shape, layout, cluster, batch, factors, dtype), walks(shape, layout, batch), cluster)
+
+
+def timed(
+    shape: ModelShape, layout: Layout, cluster: Cluster, batch: Batch, factors: Coefficients, dtype: str
+) -> Prediction:
+    """Its time, that of a pipeline from the simulator; memory is left to `with_stages`."""
     rows = layout_columns(shape, [layout], batch)
     if layout.by_stage:
         times = stages_step_time(shape, layout, batch, cluster, factors, dtype)
-        held = [stage_memory(shape, layout, batch, stage) for stage in range(layout.pp)]
-        bubble = float(times.bubble[0])
-        found = prediction(shape, rows, times, fullest(held), 0, cluster, batch, dtype, bubble)
-        return with_stages(found, held, cluster)
-    return prediction(shape, rows, step_time(rows, cluster, factors, dtype), memory(rows), 0, cluster, batch, dtype)
+        return prediction(shape, rows, times, 0, cluster, batch, dtype, float(times.bubble[0]))
+    times = step_time(rows, cluster, factors, dtype)
+    bubble = simulated_bubble(rows, times, 0, layout) if layout.pp > 1 else None
+    return prediction(shape, rows, times, 0, cluster, batch, dtype, bubble)
 
 
 def check_dtype(cluster: Cluster, dtype: str) -> None:
@@ -90,14 +98,14 @@ def prediction(
     shape: ModelShape,
     rows: Columns,
     times: StepTime,
-    held: Memory,
     row: int,
     cluster: Cluster,
     batch: Batch,
     dtype: str,
     bubble: float | None = None,
 ) -> Prediction:
-    """Row ``row`` of evaluated columns as a value; ``bubble``: seconds, from the simulator."""
+    """The time of row ``row`` of evaluated columns; ``bubble``: seconds, from the simulator. Memory is left to
+    `with_stages`."""
     simulated = bubble is not None
     idle = float(times.bubble[row]) if bubble is None else bubble
     step = float(times.step[row]) - float(times.bubble[row]) + idle
@@ -111,7 +119,7 @@ def prediction(
     }
     flops = shape.flops_per_token(batch.seq) * batch.tokens
     peak = cluster.devices * cluster.device.matrix_tflops[dtype] * 1e12
-    found = Prediction(
+    return Prediction(
         step_s=step,
         tokens_s=batch.tokens / step,
         mfu=flops / (step * peak),
@@ -123,17 +131,25 @@ def prediction(
         fits=False,
         simulated=simulated,
     )
-    return with_memory(found, held, cluster, row)
 
 
-def with_stages(found: Prediction, stages: Sequence[RankMemory], cluster: Cluster) -> Prediction:
+def with_stages(found: Prediction, stages: Iterable[RankMemory], cluster: Cluster) -> Prediction:
     """The prediction with what a rank of every stage takes at its fullest moment."""
-    each = tuple(stage.peak / 1e9 for stage in stages)
-    return replace(with_memory(found, fullest(stages), cluster), stage_memory_gb=each)
+    stages = list(stages)
+    held = fullest(stages)
+    total = float(held.total[0])
+    parts = {name: float(getattr(held, name)[0]) / 1e9 for name in PARTS}
+    each, fits = tuple(stage.peak / 1e9 for stage in stages), total <= cluster.device.capacity
+    return replace(found, memory_gb=total / 1e9, memory_parts=parts, fits=fits, stage_memory_gb=each)
 
 
-def with_memory(found: Prediction, held: Memory, cluster: Cluster, row: int = 0) -> Prediction:
-    """The prediction with row ``row`` of ``held`` as what the fullest rank takes."""
-    total = float(held.total[row])
-    parts = {name: float(getattr(held, name)[row]) / 1e9 for name in PARTS}
-    return replace(found, memory_gb=total / 1e9, memory_parts=parts, fits=total <= cluster.device.capacity)
+def check_prediction(found: Prediction, what: str) -> None:
+    """Raise LockstepError for numbers that no step takes. what: how messages name the prediction."""
+    for name in ("step_s", "tokens_s"):
+        number(getattr(found, name), f"{what}: {name}", above=True)
+    singles = {name: getattr(found, name) for name in ("mfu", "bubble", "memory_gb")}
+    nested = {name: getattr(found, name) for name in ("exposed", "parts", "memory_parts")}
+    several = {f"{name}.{part}": value for name, values in nested.items() for part, value in values.items()}
+    each = {f"stage_memory_gb.{i}": value for i, value in enumerate(found.stage_memory_gb)}
+    for name, value in (singles | several | each).items():
+        number(value, f"{what}: {name}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from lockstep.errors import LockstepError
 from lockstep.given import instance, whole
 from lockstep.parallel.schedules import Step, Table, embedding_rows
+from lockstep.parallel.tree import nodes_of, spread
 from lockstep.plan.columns import Column, Columns, layout_columns
 from lockstep.plan.layout import Batch, Layout, check_layout
 from lockstep.plan.memory import (
@@ -27,7 +29,6 @@ from lockstep.plan.memory import (
     plain_layer_bytes,
     recompute_bytes,
     spread_gradients,
-    stage_bytes,
     state_bytes,
     sums_when_reducing,
     unit_bytes,
@@ -104,7 +105,8 @@ def rank_memory(
     weights, _, _ = (float(n[0]) for n in state_bytes(mine, np.array([uses])))
     _, gradient, optimizer = (float(n[0]) for n in state_bytes(mine, np.array([owns])))
     fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
-    walk = _Walk(table, stage, layers, mine, gradient, shape)
+    place = {"dp": rank // (layout.cp * layout.tp) % layout.dp, "cp": rank // layout.tp % layout.cp}
+    walk = _Walk(table, stage, layers, mine, gradient, shape, place)
     steps = tuple((str(step), float(n)) for step, n in zip(table.rows[stage], walk.activations, strict=True))
     return RankMemory(rank, stage, fixed, steps, tuple(walk.moments()))
 
@@ -113,8 +115,9 @@ class _Walk:
     """A rank's row of the schedule, step by step. ``gradient``: bytes of one sum of the rank's gradients."""
 
     def __init__(
-        self, table: Table, stage: int, layers: list[list[int]], mine: Columns, gradient: float, shape: ModelShape
-    ) -> None:
+        self, table: Table, stage: int, layers: list[list[int]], mine: Columns, gradient: float, shape: ModelShape,
+        place: Mapping[str, int],
+    ) -> None:  # fmt: skip
         self.table, self.stage, self.mine, self.tied = table, stage, mine, shape.tied
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
         self.ends = table.groups - 1
@@ -123,10 +126,10 @@ class _Walk:
         self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
         self.summed = self.words / float(mine.sharing[0]) if mine.fsdp[0] >= 2 else self.words
         self.mixed = shape.states == "mixed"
-        each, later = float(stage_bytes(mine)[0]) / sum(layers[stage]), float(deferred_bytes(mine)[0])
-        head = float(loss_gradients(mine)[0])
+        later, head = float(deferred_bytes(mine)[0]), float(loss_gradients(mine)[0])
         mine_and_head = list(zip(layers[stage], self.groups, strict=True))
-        self.full = [each * n + head * (g == self.ends) for n, g in mine_and_head]
+        self.passes = list(_passes(mine, layers[stage]))
+        self.full = [one.kept + head * (g == self.ends) for one, g in zip(self.passes, self.groups, strict=True)]
         # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
         self.late = [later * n + self.words * ((g == self.ends) + (g == 0)) for n, g in mine_and_head]
         self.activations = held_by_chunks(table, stage, self.full, self.late)
@@ -141,10 +144,15 @@ class _Walk:
         self.working = float(recompute_bytes(mine)[0])
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
-        self.passes = [_Pass(mine, n / sum(layers[stage])) for n in layers[stage]]
         self.light = self.calm + self.tail + (2 * self.layer if self.tail else 0.0)
         self.loss = float(logits_bytes(mine)[0]) - head
         self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
+        self.handed = (2.0 if place["cp"] + 1 < mine.cp[0] else 1.0) if mine.ours[0] and mine.cp[0] > 1 else 0.0
+        self.sent: float | None = None
+        """Sums of a chunk's gradients when they are on their way to other replicas; None where none are sent then."""
+        if mine.ours[0] and mine.fsdp[0] < 2 and mine.dp[0] > 1:
+            leaves = table.micro_batches * int(mine.dp[0]) // int(mine.group_size[0])
+            self.sent = _sums_on_their_way(leaves, int(mine.dp[0]), place["dp"])
 
     def _spread(self, gradient: float, layers: list[int]) -> list[float]:
         """One sum of gradients by chunk: layers, and embedding and head where they are."""
@@ -165,7 +173,7 @@ class _Walk:
             for part in step.parts:
                 done[part.chunk] += part.kind in ("W", "BW")
         sums = 1.0 if self.mixed else float(sums_when_reducing(self.mine)[0])
-        yield {"gradients": sum(self.gradient) * sums}
+        yield {"gradients": sum(self.gradient) * (sums if self.sent is None else self.sent)}
 
     def _streams(self) -> Iterator[int]:
         """For every step, streams between groups and their gradients that are there beside what layers keep: what a
@@ -205,9 +213,42 @@ class _Walk:
         if self.mixed:
             sums, growing = sum(self.gradient), 0.0
         else:
-            sums = sum((g + o) * self.waiting[n] for g, o, n in zip(self.gradient, self.others, done, strict=True))
+            sums = sum(self._waits(c, done) for c in range(len(done)))
             growing = self.gradient[chunk] + self._experts_grow(chunk, done[chunk])
         found = {"gradients": sums, "activations": activations, "working": self.working}
+        if self.sent is not None and step.kind in ("W", "BW") and done[chunk] + 1 == self.table.micro_batches:
+            ending = self._sent_off(found, step, done)
+            usual = self._usual(found, step, done, sums, growing)
+            return max(ending, usual, key=lambda m: sum(m.values()))
+        return self._usual(found, step, done, sums, growing)
+
+    def _waits(self, chunk: int, done: list[int]) -> float:
+        """Bytes of a chunk's sums of gradients. When it has all of them, and those of the layers behind, they are on
+        their way to the other replicas."""
+        behind = (c for c in range(len(done)) if self.groups[c] >= self.groups[chunk])
+        if self.sent is not None and all(done[c] == self.table.micro_batches for c in behind):
+            return self.gradient[chunk] * self.sent + self.others[chunk] * self.waiting[-1]
+        return (self.gradient[chunk] + self.others[chunk]) * self.waiting[done[chunk]]
+
+    def _sent_off(self, found: dict[str, float], step: Step, done: list[int]) -> dict[str, float]:
+        """The end of a chunk's last step: its gradients are sent off one after the other. Where W gives them as they
+        are made, what it makes them of is still there; where they were handed on between ranks of cp, all of them are,
+        or those of a layer. Of slices that tensor ranks cut a copy is sent."""
+        chunk = step.chunk
+        after = [n + (c == chunk) for c, n in enumerate(done)]
+        gradients = sum(self._waits(c, after) for c in range(len(after)))
+        ends = self.words * ((self.groups[chunk] == self.ends) + (self.groups[chunk] == 0))
+        gradients += self.handed * (self.gradient[chunk] if step.kind == "W" else self.layer)
+        if self.mine.tp[0] > 1:
+            gradients += min(self.words, ends)
+        freed = self.full[chunk] if step.kind == "BW" else ends if self.copies else self.late[chunk]
+        return found | {"gradients": gradients, "activations": found["activations"] - freed, "working": 0.0}
+
+    def _usual(
+        self, found: dict[str, float], step: Step, done: list[int], sums: float, growing: float
+    ) -> dict[str, float]:
+        """The worst moment of a step, but for what is sent off at its end."""
+        chunk, activations = step.chunk, found["activations"]
         if step.kind == "F":
             found["working"] = min(self.working, self.light)
             found["activations"] += max(0.0, self.passes[chunk].moving - self.full[chunk])
@@ -218,9 +259,17 @@ class _Walk:
             return max(found, at_loss, key=lambda m: sum(m.values()))
         left = activations - self.full[chunk]
         if step.kind == "B":
-            most = [own + part * self.late[chunk] for own, part, _ in self.passes[chunk].moments()]
+            one, late = self.passes[chunk], self.late[chunk]
             # The output gradients of the last layer's MLP are kept for W while its activations are still there.
-            return found | {"activations": left + max(self.full[chunk] + self.beside, self.late[chunk], *most)}
+            first = self.full[chunk] + self.beside, self._working(one.begins_again)
+            held = [first, (late, min(self.working, self.light))]
+            held += [(own + part * late, self._working(again)) for own, part, again in (*one.moments(), *one.last())]
+            each = [found | {"activations": left + own, "working": working} for own, working in held]
+            return max(each, key=lambda m: sum(m.values()))
+        if step.kind == "W":
+            found = found | {"working": 0.0}
+            # All are handed on between ranks of cp before the first is given away, and come back as new ones.
+            sums = sums + self.handed * self.gradient[chunk]
         if self.copies:
             grows = growing * (self.waiting[done[chunk] + 1] - self.waiting[done[chunk]])
             return self._exchange(found, chunk, sums, grows, step.kind == "BW")
@@ -285,15 +334,30 @@ class _Walk:
         return 2 * len(near - {self.stage})
 
 
+def _passes(mine: Columns, layers: list[int]) -> Iterator[_Pass]:
+    """Of every chunk of a stage with so many layers: the stage's first layers are recomputed, the next offloaded."""
+    again = round(float((mine.slow_layers * mine.full)[0]))
+    away = round(float(away_layers(mine)[0]))
+    for count in layers:
+        recomputed = min(count, again)
+        offloaded = min(count - recomputed, away)
+        yield _Pass(mine, count, recomputed, offloaded)
+        again, away = again - recomputed, away - offloaded
+
+
 class _Pass:
     """What a chunk holds of the micro-batch that it works on, where layers are treated differently: the first ones are
-    recomputed, the next offloaded, the last stay. share: of the stage's layers."""
+    recomputed, the next offloaded, the last stay."""
 
-    def __init__(self, mine: Columns, share: float) -> None:
+    def __init__(self, mine: Columns, layers: int, again: int, away: int) -> None:
         self.each, self.input = float(plain_layer_bytes(mine)[0]), float(message_bytes(mine)[0])
-        self.layers, self.again = (share * float(n[0]) for n in (mine.slow_layers, mine.slow_layers * mine.full))
-        self.away = share * float(away_layers(mine)[0])
-        self.stay = self.layers - self.again - self.away
+        self.layers, self.again, self.away = layers, again, away
+        self.stay = layers - again - away
+
+    @property
+    def kept(self) -> float:
+        """Bytes of a micro-batch, from its forward pass to its backward."""
+        return self.again * self.input + self.stay * self.each
 
     @property
     def begins_again(self) -> bool:
@@ -304,6 +368,11 @@ class _Pass:
     def top(self) -> float:
         """Bytes that the last layer keeps."""
         return self.input if self.begins_again else self.each
+
+    def last(self) -> Iterator[tuple[float, float, bool]]:
+        """As `moments`: where the layer that comes last is recomputed, that one."""
+        if self.again:
+            yield self.input, (self.layers - 1) / self.layers, True
 
     @property
     def moving(self) -> float:
@@ -322,6 +391,15 @@ class _Pass:
             yield inputs + self.each, (self.stay + self.away) / self.layers, False
         if self.again:
             yield inputs, (self.stay + self.away) / self.layers, True
+
+
+@lru_cache
+def _sums_on_their_way(leaves: int, replicas: int, place: int) -> float:
+    """Sums of its gradients that the replica at a place has, when all are on their way at the end of a step: the
+    result, the nodes of a tree of so many leaves that it sends, and its share of those that it receives."""
+    nodes = [nodes_of(part.start, part.stop, leaves) for part in spread(leaves, replicas)]
+    others = sum(len(theirs) for i, theirs in enumerate(nodes) if i != place)
+    return 1.0 + len(nodes[place]) + others / replicas
 
 
 def _stage_rows(rows: Columns, layout: Layout, stage: int, layers: float) -> Columns:

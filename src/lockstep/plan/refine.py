@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from lockstep.parallel.schedules import StageTimes, Table, schedule
+from lockstep.parallel.schedules.timing import makespan
 from lockstep.plan.columns import Columns
 from lockstep.plan.layout import SCHEDULES, TWO_CHUNKS, Layout
-from lockstep.plan.simulate import simulate
 from lockstep.plan.steptime import StepTime
 
 _STEADY = 3
@@ -50,10 +50,10 @@ def simulated_bubble(rows: Columns, times: StepTime, row: int, layout: Layout) -
     stages = stage_times(rows, times, [row] * layout.pp, layout)
     table = table_of(name, layout.pp, used, chunks)
     # Transfers are counted in the closed form's pp part; only the order of the work is simulated here.
-    run = simulate(table, stages)
+    span = makespan(table, stages)
     f, b, w = stages.grids(layout.pp, chunks)
     busiest = max(sum(f[i]) + sum(b[i]) + sum(w[i]) for i in range(layout.pp))
-    return max(0.0, run.makespan + (m - used) * busiest - m * float(times.slowest[row]))
+    return max(0.0, span + (m - used) * busiest - m * float(times.slowest[row]))
 
 
 def simulated_micro_batches(rows: Columns, row: int) -> int:

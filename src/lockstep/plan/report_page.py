@@ -13,7 +13,7 @@ from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.evaluate import Evaluated, evaluate
 from lockstep.plan.layout import Layout
 from lockstep.plan.per_stage import plan_simulation
-from lockstep.plan.pins import Pins
+from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
 from lockstep.plan.timeline import save_timeline, timeline_html
 
@@ -35,7 +35,8 @@ def save_report(
     place = cluster_of(cluster)
     factors, best = coefficients or Coefficients(), plans[0]
     run = plan_simulation(best.model, best.layout, best.batch, place, factors, dtype)
-    found = evaluate(best.model, place, best.batch, pins, factors, dtype)
+    fixed = check_pins(pins or {}, best.model, place, best.batch)
+    found = evaluate(best.model, place, best.batch, fixed, factors, dtype)
     if trace is not None:
         save_timeline(run, trace, seconds_per_unit=1.0, held="memory")
     title = f"{best.model.name} on {place.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,10 @@ from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import MOST_TOKENS, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import as_full, stage_memory, stages_step_time
+from lockstep.plan.per_stage import walks
 from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
-from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, with_stages
+from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, timed, with_stages
 from lockstep.plan.refine import layers_of_chunks, simulated_bubble, simulation_cost, uneven
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
@@ -87,7 +88,7 @@ def plans_that_fit(
     shape, place, factors = model_shape(model), cluster_of(cluster), checked(coefficients)
     check_dtype(place, dtype)
     batch = make_batch(global_batch_tokens, seq)
-    pins = check_pins(pins or {}, shape, place, batch)
+    pins = check_pins({} if pins is None else pins, shape, place, batch)
     found = evaluate(shape, place, batch, pins, factors, dtype)
     fitting = found.memory <= place.device.capacity
     if not fitting.any():
@@ -102,8 +103,11 @@ def plans_that_fit(
             yield from plans
             return
     leanest = _with_lists(found.layout(int(np.argmin(np.where(fitting, found.memory, np.inf)))), pins)
-    needed = max(stage_memory(shape, leanest, batch, stage).peak for stage in range(leanest.pp))
+    needed = max(held.peak for held in walks(shape, leanest, batch))
     raise LockstepError(cannot_hold(shape, place, batch, pins, leanest, needed))
+
+
+_Ranked = tuple[Layout, Prediction]
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class _Asked:
 def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     """Whole sequences of a global batch given in tokens."""
     seq = whole(seq, "seq: a sequence has at least 1 token, and it")
-    global_batch_tokens = whole(global_batch_tokens, "global_batch_tokens", least=0)
+    global_batch_tokens = whole(global_batch_tokens, "global_batch_tokens")
     if global_batch_tokens < seq:
         raise LockstepError(
             f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {seq}."
@@ -131,7 +135,7 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     return Batch(global_batch_tokens // seq, seq)
 
 
-def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_]) -> Iterator[tuple[Layout, Prediction]]:
+def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_]) -> Iterator[_Ranked]:
     """The best of the candidates that are allowed, fastest first."""
     seconds = np.where(allowed, found.seconds, np.inf)
     order = np.argsort(seconds, kind="stable")[:FINALISTS]
@@ -146,19 +150,34 @@ def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_]) -> Iterat
     return _that_fit(asked, ranked)
 
 
-def _that_fit(asked: _Asked, ranked: list[tuple[Layout, Prediction]]) -> Iterator[tuple[Layout, Prediction]]:
-    """Those that fit at every step of their schedule, with what they take there: what a split backward keeps between B
-    and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
+def _that_fit(asked: _Asked, ranked: list[_Ranked]) -> Iterator[_Ranked]:
+    """Those that fit at every step of their schedule, with what they take there."""
     room = asked.place.device.capacity
-    for layout, its in ranked:
-        short = as_full(layout, asked.batch)
-        walks = (stage_memory(asked.shape, layout, short, stage) for stage in range(layout.pp))
-        stages = list(takewhile(lambda held: held.peak <= room, walks))
+    for layout, its in _simulated(asked, ranked):
+        stages = list(takewhile(lambda held: held.peak <= room, walks(asked.shape, layout, asked.batch)))
         if len(stages) == layout.pp:
             yield layout, with_stages(its, stages, asked.place)
 
 
-def _refine(asked: _Asked, finalists: list[Layout]) -> tuple[list[tuple[Layout, Prediction]], set[Layout]]:
+def _simulated(asked: _Asked, ranked: list[_Ranked]) -> Iterator[_Ranked]:
+    """Fastest first. A pipeline whose time is from the closed form is simulated when its turn comes, and takes the
+    place that its time then has."""
+    left = [(its.step_s, i, layout, its) for i, (layout, its) in enumerate(ranked)]
+    heapify(left)
+    while left:
+        _, i, layout, its = heappop(left)
+        if layout.pp == 1 or its.simulated:
+            yield layout, its
+        else:
+            its = _timed(asked, layout)
+            heappush(left, (its.step_s, i, layout, its))
+
+
+def _timed(asked: _Asked, layout: Layout) -> Prediction:
+    return timed(asked.shape, layout, asked.place, asked.batch, asked.factors, asked.dtype)
+
+
+def _refine(asked: _Asked, finalists: list[Layout]) -> tuple[list[_Ranked], set[Layout]]:
     """Finalists with their best cut into stages and buckets, simulated where there is a pipeline, fastest first; and
     those (as they were before) of which a faster cut than that did not fit."""
     shape, place, batch, dtype = asked.shape, asked.place, asked.batch, asked.dtype
@@ -185,9 +204,7 @@ def _refine(asked: _Asked, finalists: list[Layout]) -> tuple[list[tuple[Layout, 
             cramped.add(key)
     chosen = sorted(best.values(), key=lambda i: float(times.step[i]))
     bubbles = _simulate(rows, times, variants, chosen)
-    found = [
-        (variants[i], prediction(shape, rows, times, held, i, place, batch, dtype, bubbles.get(i))) for i in chosen
-    ]
+    found = [(variants[i], prediction(shape, rows, times, i, place, batch, dtype, bubbles.get(i))) for i in chosen]
     return sorted(found, key=lambda pair: pair[1].step_s), cramped
 
 
@@ -199,24 +216,18 @@ def _with_lists(layout: Layout, pins: Pins) -> Layout:
     return replace(layout, **changes)
 
 
-def _as_pinned(asked: _Asked, ranked: list[tuple[Layout, Prediction]]) -> list[tuple[Layout, Prediction]]:
+def _as_pinned(asked: _Asked, ranked: list[_Ranked]) -> list[_Ranked]:
     """The ranking with what is pinned stage by stage."""
-    shape, place, batch, dtype = asked.shape, asked.place, asked.batch, asked.dtype
     found = {}
     for layout, _ in ranked:
         its = _with_lists(layout, asked.pins)
-        layers = map(sum, layers_of_chunks(its, shape.layers))
+        layers = map(sum, layers_of_chunks(its, asked.shape.layers))
         if all(a + b <= n for a, b, n in zip(its.recomputed, its.offloaded, layers, strict=True)):
-            rows = layout_columns(shape, [its], batch)
-            times = stages_step_time(shape, its, batch, place, asked.factors, dtype)
-            bubble = float(times.bubble[0])
-            found[its] = prediction(shape, rows, times, memory(rows), 0, place, batch, dtype, bubble)
+            found[its] = _timed(asked, its)
     return sorted(found.items(), key=lambda pair: pair[1].step_s)
 
 
-def _by_stage(
-    asked: _Asked, ranked: list[tuple[Layout, Prediction]], cramped: set[Layout]
-) -> list[tuple[Layout, Prediction]]:
+def _by_stage(asked: _Asked, ranked: list[_Ranked], cramped: set[Layout]) -> list[_Ranked]:
     """The ranking with the best pipelines that recompute or offload also stage by stage, where that is faster. Not of
     those whose fastest cut fits without."""
     shape, place, batch, factors, dtype = asked.shape, asked.place, asked.batch, asked.factors, asked.dtype
@@ -228,9 +239,10 @@ def _by_stage(
     more = list(ranked)
     balances = ((*pair, balanced(shape, pair[0], batch, place, factors, dtype, asked.pins)) for pair in first.values())
     # Those of which no cut fits at every step of their schedule take nobody's place.
-    possible = ((found, better) for _, found, better in islice(balances, _LOOKED_AT) if better is not None)
-    for found, better in islice(possible, _BY_STAGE):
+    possible = ((layout, found, better) for layout, found, better in islice(balances, _LOOKED_AT) if better is not None)
+    for layout, found, better in islice(possible, _BY_STAGE):
         its = layout_prediction(shape, better, place, batch, factors, dtype)
+        found = found if found.simulated else _timed(asked, layout)
         if its.fits and its.step_s < found.step_s:
             more.append((better, its))
     return sorted(more, key=lambda pair: pair[1].step_s)

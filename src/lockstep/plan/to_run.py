@@ -30,9 +30,21 @@ def not_run(layout: Layout, shape: ModelShape) -> list[str]:
             layout.tp > 1 and not _uncut(shape) and not _segments(layout.tp, shape),
             f"tp {layout.tp} (a power of two that divides {shape.kv_heads} key heads and {shape.intermediate} columns)",
         ),
-        (shape.states == "mixed" or not shape.gated or shape.positions > 0, f"a model like {shape.name}"),
+        (bool(why := _untrained(shape)), f"a model like {shape.name} ({why})"),
     ]
     return [words for refused, words in found if refused]
+
+
+def _untrained(shape: ModelShape) -> str:
+    """What of a model the trainer does not train on any layout, in words; empty where it trains it."""
+    found = [
+        (shape.states == "mixed", "states: mixed"),
+        (not shape.gated, "gated: false, an MLP without a gate, as it is where a description does not say gated: true"),
+        (shape.positions > 0, f"positions: {shape.positions}, learned ones"),
+        (shape.head_dim % 2 > 0, f"head_dim: {shape.head_dim}, which is odd"),
+        (shape.qk_rope_head_dim % 2 > 0, f"qk_rope_head_dim: {shape.qk_rope_head_dim}, which is odd"),
+    ]
+    return "; ".join(words for refused, words in found if refused)
 
 
 def _contexts(layout: Layout, shape: ModelShape) -> bool:

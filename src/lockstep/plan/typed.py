@@ -37,6 +37,11 @@ def typed(kind: type[Kind], given: Any, what: str) -> Kind:
         raise LockstepError(f"{what} is {given!r:.60}; give plain numbers, text and lists.") from error
 
 
+def is_version(given: Any, version: int) -> bool:
+    """Whether a file says that it is of this version: the whole number, which ``true`` and ``1.0`` are not."""
+    return type(given) is int and given == version
+
+
 def known_keys(given: Any, known: Collection[str], what: str) -> Mapping[str, Any]:
     """``given``, a mapping of no other keys. Raises LockstepError that says the nearest."""
     if not isinstance(given, Mapping):

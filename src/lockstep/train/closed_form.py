@@ -26,10 +26,13 @@ def of_config(config: Config, shape: ModelConfig, why: NotRunError) -> Asked:
     parallel, train = config.parallel, config.train
     if parallel.schedule not in SCHEDULES:
         raise why
+    two = parallel.pp > 1 and parallel.schedule in (*TWO_CHUNKS, "interleaved")
     layout = Layout(
-        **{key: getattr(parallel, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp", "schedule", "recompute")},
+        **{key: getattr(parallel, key) for key in ("pp", "dp", "cp", "tp", "ep", "fsdp", "recompute")},
         micro_batch=train.micro_batch,
-        chunks=parallel.chunks or (2 if parallel.schedule in (*TWO_CHUNKS, "interleaved") else 1),
+        # Without a pipeline chunks follow one another as they would as one.
+        schedule=parallel.schedule if parallel.pp > 1 or parallel.schedule == "gpipe" else "1f1b",
+        chunks=parallel.chunks or 2 if two else 1,
         recompute_layers=parallel.recompute_layers,
         offload_layers=parallel.offload_layers,
         gradient_groups=train.gradient_groups or 0,

@@ -52,17 +52,25 @@ class Display:
 
     def preparing(self, what: str, done: int, total: int) -> None:
         """Bytes of text done, of ``total`` (0: not known yet)."""
+        numbers = f"{done / 1e6:.1f} MB"
+        self._going(what, done, total, numbers, f"{done / 1e6:.1f} of {total / 1e6:.1f} MB" if total else numbers)
+
+    def counted(self, what: str, done: int, total: int) -> None:
+        """Steps done, of ``total``, of something that may take long."""
+        self._going(what, done, total, f"{done:,} of {total:,}", f"{done:,} of {total:,}")
+
+    def _going(self, what: str, done: int, total: int, numbers: str, line: str) -> None:
         now = time.monotonic()
         if what != self._what:
             self._finish()
             self._what, self._began, self._last = what, now, now - _EVERY_SECONDS + _QUIET_SECONDS
         if self._live:
             if now - self._began > _QUIET_SECONDS:
-                self._show(what, f"{done / 1e6:.1f} MB", done, total or None)
+                self._show(what, numbers, done, total or None)
             return
         ended = done == total and now - self._began > _QUIET_SECONDS
         if self._due(now) or ended:
-            self.console.print(f"{what}: {done / 1e6:.1f}" + (f" of {total / 1e6:.1f} MB" if total else " MB"))
+            self.console.print(f"{what}: {line}")
         if ended:
             self._what = ""  # said once
 

@@ -6,7 +6,7 @@ would do: parameters, gradients, optimizer, every activation, the peak and its m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.partition import Partition
 from lockstep.parallel.pipeline import Pipeline
 from lockstep.parallel.rules import check_positions, micro_batches_of, with_segments
+from lockstep.parallel.schedules import Step
 from lockstep.parallel.transport import Pending
 from lockstep.plan.decoder_config import decoder_config
 from lockstep.plan.named_shape import model_shape
@@ -37,6 +38,8 @@ from lockstep.train.layout import partition
 from lockstep.train.mesh_engine import OnMesh
 from lockstep.train.optimizer import AdamW
 from lockstep.train.planned import planned
+
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,14 @@ class DryRun:
         return sum(cost.flops for cost in self.operators.values())
 
 
-def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
+def dry_run(config: Config, shape: ModelConfig, rank: int = 0, told: Progress = lambda done, total: None) -> DryRun:
     """Run a step of `config` with a model of `shape`, as one rank of its mesh: full sequences of `data.seq_len` tokens.
 
+    told: hears how many steps of the rank's row of the schedule are begun, of how many (of one process: micro-batches).
     Raises LockstepError for what training would refuse, and for adapters and `numerics: fast`, which it does not run.
     """
     mesh, part, decoder = rank_of(config, shape, rank)
-    train, asked, moment = config.train, mesh.shape, _Moment()
+    train, asked, moment = config.train, mesh.shape, _Moment(told)
     batches = [_batch(train.micro_batch, config.data.seq_len, shape.vocab_size) for _ in range(train.micro_batches)]
     named = dict(decoder.named_parameters())
     parameters = named if part is None else {name: named[name] for name in part.used(part.names)}
@@ -88,7 +92,7 @@ def dry_run(config: Config, shape: ModelConfig, rank: int = 0) -> DryRun:
             engine = OnMesh(mesh, part, model, parameters, eager, print)
         optimizer = watch.live - sum(p.nbytes for p in weights)
         watch.hold(_inputs(batches), "tokens")
-        moment.follow(engine, decoder, parameters, watch)
+        moment.follow(engine, decoder, parameters, watch, len(batches))
         found = engine.gradient(batches, train.z_loss, lambda: False)
         assert found is not None
         moment.phase = "update"
@@ -144,29 +148,35 @@ def plan_config(file: Path, overrides: Sequence[str] = ()) -> tuple[Config, Mode
 
 
 class _Nobody:
-    """A transport to ranks that are not there: what is sent is counted by the mesh, what is received has no value."""
+    """A transport to ranks that are not there: what is sent is counted by the mesh, what is received has no value.
+    Both are kept until they are waited for, as a real one does."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def send(self, tensor: Tensor, to: int) -> Pending:
-        return _Done()
+        return _Begun(tensor)
 
     def receive(self, out: Tensor, source: int) -> Pending:
-        return _Done()
+        return _Begun(out)
 
 
-class _Done:
+class _Begun:
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor: Tensor | None = tensor
+
     def wait(self) -> None:
-        pass
+        self._tensor = None
 
 
 class _Moment:
     """Where a step is: told by the modules that run, and by what stands around them."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Progress) -> None:
         self.phase, self.micro_batch, self.module = "setup", 0, ""
         self._pipeline: Pipeline | None = None
+        self._step: Step | None = None
+        self._told, self._begun, self._total = told, 0, 0
 
     def here(self) -> tuple[str, str]:
         """In words, and the kind of the memory that is allocated now."""
@@ -175,6 +185,9 @@ class _Moment:
         if self.phase == "update":
             return "update", "working"
         step = None if self._pipeline is None else self._pipeline.current
+        if step is not self._step:
+            self._step = step
+            self._one_more()
         batch = f"micro-batch {self.micro_batch}" if step is None else f"step {step}"
         if torch._C._current_graph_task_id() >= 0:
             return f"backward of {batch}, {self._node()}", "working"
@@ -184,11 +197,14 @@ class _Moment:
             return f"loss of {batch}", "loss"
         return f"forward of {batch}, {self.module}", "activations"
 
-    def follow(self, engine: Engine, decoder: Decoder, parameters: Mapping[str, nn.Parameter], watch: Watch) -> None:
-        """Hear of micro-batches, modules and gradients."""
-        self.phase = "forward"
+    def follow(
+        self, engine: Engine, decoder: Decoder, parameters: Mapping[str, nn.Parameter], watch: Watch, micro_batches: int
+    ) -> None:
+        """Hear of steps or micro-batches, modules and gradients."""
+        self.phase, self._total = "forward", micro_batches
         if isinstance(engine, OnMesh):
             self._pipeline = engine.pipeline
+            self._total = len(self._pipeline.table.rows[self._pipeline.axis.index])
         decoder.register_forward_pre_hook(self._begin)
         for name, module in decoder.named_modules():
             if name and next(module.children(), None) is None:
@@ -207,6 +223,12 @@ class _Moment:
 
     def _begin(self, *_: Any) -> None:
         self.micro_batch += 1
+        self._one_more()
+
+    def _one_more(self) -> None:
+        """A step, or micro-batch, begins."""
+        self._told(self._begun, self._total)
+        self._begun += 1
 
     def _enter(self, name: str) -> None:
         self.phase, self.module = "forward", name

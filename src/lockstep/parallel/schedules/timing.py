@@ -19,6 +19,11 @@ def longest_span(table: Table, times: StageTimes, comm: Communication = 0.0) -> 
     return max(end[row[-1]] - (end[row[0]] - took[row[0]]) for row in table.program.rows)
 
 
+def makespan(table: Table, times: StageTimes, comm: Communication = 0.0) -> float:
+    """From the first start, which is at 0, to the last end over all devices."""
+    return max(end_times(table.program, durations(table, times), latencies(table, comm)))
+
+
 def end_times(program: Program, took: Sequence[float], lag: Sequence[Sequence[float]]) -> list[float]:
     """The end of every node when each starts as soon as its device and its inputs allow.
 
