@@ -60,8 +60,9 @@ class Device:
 
     @property
     def capacity(self) -> float:
-        """Bytes that a process can use: vendors' GB of device memory are GiB, of which the driver keeps about 2 %."""
-        return self.memory_gb * 2**30 * 0.98
+        """Bytes that a plan may fill: vendors' GB of device memory are GiB, of which the driver keeps about 2 %.
+        As much is left for what closed forms miss."""
+        return self.memory_gb * 2**30 * 0.96
 
 
 @dataclass(frozen=True)

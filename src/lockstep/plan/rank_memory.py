@@ -227,7 +227,7 @@ class _Walk:
         their way to the other replicas."""
         behind = (c for c in range(len(done)) if self.groups[c] >= self.groups[chunk])
         if self.sent is not None and all(done[c] == self.table.micro_batches for c in behind):
-            return self.gradient[chunk] * self.sent + self.others[chunk] * self.waiting[-1]
+            return self.gradient[chunk] * self.sent  # those of other ranks' micro-batches are added up by then
         return (self.gradient[chunk] + self.others[chunk]) * self.waiting[done[chunk]]
 
     def _sent_off(self, found: dict[str, float], step: Step, done: list[int]) -> dict[str, float]:
