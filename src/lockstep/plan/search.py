@@ -151,26 +151,23 @@ def _best(asked: _Asked, found: Evaluated, allowed: NDArray[np.bool_]) -> Iterat
 
 
 def _that_fit(asked: _Asked, ranked: list[_Ranked]) -> Iterator[_Ranked]:
-    """Those that fit at every step of their schedule, with what they take there."""
+    """Those that fit at every step of their schedule, with what they take there, fastest first. A pipeline whose time
+    is from the closed form is simulated when its turn comes, and takes the place that its time then has."""
     room = asked.place.device.capacity
-    for layout, its in _simulated(asked, ranked):
-        stages = list(takewhile(lambda held: held.peak <= room, walks(asked.shape, layout, asked.batch)))
-        if len(stages) == layout.pp:
-            yield layout, with_stages(its, stages, asked.place)
-
-
-def _simulated(asked: _Asked, ranked: list[_Ranked]) -> Iterator[_Ranked]:
-    """Fastest first. A pipeline whose time is from the closed form is simulated when its turn comes, and takes the
-    place that its time then has."""
     left = [(its.step_s, i, layout, its) for i, (layout, its) in enumerate(ranked)]
     heapify(left)
     while left:
         _, i, layout, its = heappop(left)
-        if layout.pp == 1 or its.simulated:
-            yield layout, its
-        else:
-            its = _timed(asked, layout)
-            heappush(left, (its.step_s, i, layout, its))
+        if not its.stage_memory_gb:
+            stages = list(takewhile(lambda held: held.peak <= room, walks(asked.shape, layout, asked.batch)))
+            if len(stages) < layout.pp:
+                continue
+            its = with_stages(its, stages, asked.place)
+            if layout.pp > 1 and not its.simulated:
+                its = with_stages(_timed(asked, layout), stages, asked.place)
+                heappush(left, (its.step_s, i, layout, its))
+                continue
+        yield layout, its
 
 
 def _timed(asked: _Asked, layout: Layout) -> Prediction:
