@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -408,3 +409,19 @@ def test_new_weights_that_do_not_fit_change_nothing(model):
         with pytest.raises(LockstepError, match=said):
             engine.update_weights(bad)
     assert engine.generate([[5, 6]], SamplingParams(seed=1))[0].token_ids == before.token_ids
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": "smollm2-135m"}, r"model is 'smollm2-135m': give .* lockstep.load\('smollm2-135m'\)"),
+        ({"draft_model": Path("small")}, r"draft_model is 'small': give .* lockstep.load\('small'\)"),
+        ({"kv_memory": "2GiB"}, "kv_memory, in bytes, is '2GiB'; give a whole number of at least 1"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens is 0; give a whole number of at least 1"),
+        ({"max_queue": -1}, "max_queue is -1; give a whole number of at least 0"),
+        ({"drafts": 1.5}, "drafts is 1.5; give a whole number of at least 0"),
+    ],
+)
+def test_what_an_engine_cannot_be_made_of_is_told(given, told):
+    with pytest.raises(LockstepError, match=told):
+        Engine(**{"model": tiny_model(), **given})

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
+from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lockstep.config.serve import BATCH_TOKENS
 from lockstep.errors import LockstepError
+from lockstep.given import whole
 from lockstep.model import Model
 from lockstep.ops import PAGE
 from lockstep.serve import offline
@@ -83,9 +85,13 @@ class Engine:
         level: Level = "O2",
         debug: bool = False,
     ) -> None:
-        for name, value in (("max_batch_tokens", max_batch_tokens), ("max_running", max_running), ("tp", tp)):
-            if value < 1:
-                raise LockstepError(f"{name} is {value}: give 1 or more.")
+        for name, value, least in (
+            ("max_batch_tokens", max_batch_tokens, 1), ("max_running", max_running, 1), ("tp", tp, 1),
+            ("kv_memory, in bytes,", kv_memory, 1), ("max_queue", max_queue or 0, 0), ("drafts", drafts or 0, 0),
+        ):  # fmt: skip
+            whole(value, name, least)
+        for name, given in (("model", model), ("draft_model", draft_model)):
+            _check_model(name, given)
         self._group = None if isinstance(model, Model) else model
         self.model = model = model if isinstance(model, Model) else model.model
         """What was given; of processes that were given, the part of this one."""
@@ -357,6 +363,12 @@ class Engine:
         self._scheduler.remove(sequence)
         self._guides.pop(sequence.uid, None)
         return self._streams.pop(sequence.uid).finish(reason, stop, error, refused)
+
+
+def _check_model(name: str, given: object) -> None:
+    """A name or a path is no model yet."""
+    if isinstance(given, str | PathLike):
+        raise LockstepError(f"{name} is {str(given)!r}: give what is loaded of it, lockstep.load({str(given)!r}).")
 
 
 def _no_text(ids: list[int]) -> str:
