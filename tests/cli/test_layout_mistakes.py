@@ -54,8 +54,8 @@ def test_of_a_plan(tmp_path: Path) -> None:
         "train", "--plan", str(file)
     )
     file.write_text(file.read_text().replace("dp: 2", "dp: 4"))
-    assert "takes 4 devices, and cluster is '2xA100-80'" in refused("train", "--plan", str(file))
-    assert "takes 4 devices" in refused("dryrun", "--plan", str(file))
+    for command in ("train", "dryrun"):
+        assert "cluster is '2xA100-80', and the layout takes 4 devices" in refused(command, "--plan", str(file))
 
 
 def test_more_processes_than_a_machine_runs() -> None:
