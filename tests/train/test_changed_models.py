@@ -109,6 +109,25 @@ def test_parameters_may_be_frozen_in_the_middle(tmp_path, names):
     assert all(equal for equal, _ in runs(frozen(*names), tmp_path).values())
 
 
+def swapped(made):
+    made.layers[0], made.layers[1] = made.layers[1], made.layers[0]
+
+
+def shared(made):
+    made.layers[1] = made.layers[0]
+
+
+def dropped(made):
+    del made.layers[1]
+
+
+@pytest.mark.parametrize("change", [swapped, shared, dropped])
+def test_layers_that_change_places_keep_their_gradients(tmp_path, change):
+    found = runs(change, tmp_path)
+    assert all(equal for equal, _ in found.values())
+    assert "is not the parameter any more that the run trains" in found["O2"][1][-1]
+
+
 def test_a_parameter_that_the_run_does_not_train_may_not_ask_for_a_gradient(tmp_path):
     made, notes = decoder("llama"), []
     made.layers[1].mlp.up.weight.requires_grad_(False)

@@ -55,6 +55,9 @@ class MicroBatch:
         refuse_watched(decoder)
         if strange := [n for n, p in decoder.named_parameters() if p.requires_grad and n not in parameters]:
             raise CannotCompile(f"{strange[0]} asks for a gradient, and the run does not train it")
+        named = dict(decoder.named_parameters())  # gradients go by name here, and by object where autograd makes them
+        if moved := [name for name, p in parameters.items() if named.get(name) is not p]:
+            raise CannotCompile(f"{moved[0]} is not the parameter any more that the run trains")
         self.decoder, self.rows = decoder, rows
         batch = Packed.of([2, 3])
         with torch.enable_grad():
