@@ -225,6 +225,42 @@ def unit_copies(rows: Columns) -> Column:
     return np.where(layerwise(rows), np.where(rows.fsdp >= 2, 3.0 - 1.0 / rows.sharing, 1.0), 0.0)
 
 
+def exchanged_bytes(rows: Columns, put_off: bool) -> Column:
+    """Where gradients are given away unit by unit: bytes of a layer's gradients that are there meanwhile. With
+    gradients sharded first the layer's own beside what goes out, then this, what comes in and the gradient that was
+    made last, which nobody has let go yet. Otherwise all of a layer's; where products were put off, one at a time.
+    """
+    layer, _ = unit_bytes(rows)
+    spread = np.where(rows.ep > 1, 1.0, 0.0) * _SUM * expert_parameters(rows) / np.maximum(rows.slow_layers, 1)
+    own = layer - spread
+    largest = largest_bytes(rows)
+    made_last = _SUM * rows.hidden * rows.query / rows.tp if put_off else largest
+    shared = _copied(own, rows.sharing, made_last)
+    experts = _copied(spread, np.maximum(1.0, rows.dp / rows.ep), largest)
+    # Each rank's rows have gradients of their own, whose sums wait until their neighbours' are there.
+    alone = np.bitwise_count((rows.ep - 1).astype(np.int64))
+    experts = experts + spread * np.where(rows.group_size > 1, np.minimum(alone, 1), alone)
+    # Experts' gradients go before the others of their layer, which a backward pass has made by then.
+    shared = np.maximum(shared, experts + (0.0 if put_off else own) * (spread > 0))
+    return np.where(rows.fsdp >= 2, shared, largest if put_off else layer)
+
+
+def largest_bytes(rows: Columns) -> Column:
+    """The gradient of the largest matrix of a layer, float32."""
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.expert_intermediate
+    return _SUM * rows.hidden * middle / rows.tp
+
+
+def _copied(layer: Column, ranks: Column, made_last: Column) -> Column:
+    return np.maximum(2 * layer, (2 - 1 / ranks) * layer + np.minimum(made_last, layer))
+
+
+def gather_copies(rows: Columns) -> Column:
+    """With weights sharded: how often a unit's weights are there while they are gathered: whole, as they come from each
+    rank, and the own ones as they are sent; 0 elsewhere."""
+    return np.where(gathers(rows), 2 + 1 / rows.sharing, 0.0)
+
+
 def gathers(rows: Columns) -> NDArray[np.bool_]:
     """Whether weights are sharded, and gathered layer by layer."""
     return rows.ours & (rows.fsdp >= 3) & (rows.sharing > 1)
@@ -234,8 +270,10 @@ def gathered_bytes(rows: Columns, again: bool) -> Column:
     """With weights sharded: the head, from a micro-batch's loss to its backward; a layer's weights, twice while they
     are gathered, and beside the first of their gradients, when a layer that is recomputed (again) holds most."""
     layer, words = unit_bytes(rows)
-    beside = np.maximum(2 * layer - recomputed_bytes(rows), 1.25 * layer)
-    each = np.where(again & (rows.full > 0), beside, 2 * layer)
+    copies = 2 + 1 / rows.sharing
+    split = (rows.pp > 1) & np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
+    beside = np.maximum(copies * layer - recomputed_bytes(rows), np.where(split, 1.0, 1.25) * layer)
+    each = np.where(again & (rows.full > 0), beside, copies * layer)
     return np.where(gathers(rows), words + each, 0.0)
 
 

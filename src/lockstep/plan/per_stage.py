@@ -20,7 +20,7 @@ from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import Simulation, simulate
 from lockstep.plan.steptime import StepTime, step_time
 
-_STEADY = 4
+_STEADY = 5
 """After this many rounds of micro-batches per stage a pipeline has been as full as it gets."""
 _REPEATS = ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-v", "v-half", "v-min", "dualpipe-v")
 
