@@ -19,7 +19,6 @@ from lockstep.model import Model
 from lockstep.model.init import random_decoder
 from lockstep.ops import operators
 
-DTYPES = ("bfloat16", "float32")
 _TRAINING = {
     ("bfloat16", "bitwise"): "lockstep", ("bfloat16", "fast"): "lockstep-fast",
     ("float32", "bitwise"): "lockstep-float32", ("float32", "fast"): "lockstep-fast-float32",

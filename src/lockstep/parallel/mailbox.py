@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from lockstep.parallel.collectives import Axis
-from lockstep.parallel.schedules import Table, messages, told
+from lockstep.parallel.schedules import AHEAD, Table, messages, told
 from lockstep.parallel.transport import Pending
-
-_AHEAD = 2
-"""Receives of one sender that are posted before they are needed, so that data moves while a step computes."""
 
 
 class Letter(NamedTuple):
@@ -110,7 +107,7 @@ class Mailbox:
 
     def _post(self, source: int) -> None:
         posted, expected = self._posted[source], self._expected[source]
-        while expected and len(posted) < _AHEAD:
+        while expected and len(posted) < AHEAD:
             letter = expected.popleft()
             tensor = torch.empty(self._shape(letter), dtype=torch.float32)
             posted.append((letter, tensor, self._axis.receive(tensor, source)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -113,7 +113,8 @@ def rank_memory(
         weights += (uses - owns) * float(unit_bytes(mine)[1][0]) * (1 - 1 / float(mine.sharing[0]))
     fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
     place = {"dp": rank // (layout.cp * layout.tp) % layout.dp, "cp": rank // layout.tp % layout.cp}
-    walk = _Walk(table, stage, layers, mine, gradient, shape, place)
+    streams = _streams(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks, stage)
+    walk = _Walk(table, streams, stage, layers, mine, gradient, shape, place)
     steps = tuple((str(step), float(n)) for step, n in zip(table.rows[stage], walk.activations, strict=True))
     return RankMemory(rank, stage, fixed, steps, tuple(walk.moments()))
 
@@ -122,10 +123,10 @@ class _Walk:
     """A rank's row of the schedule, step by step. ``gradient``: bytes of one sum of the rank's gradients."""
 
     def __init__(
-        self, table: Table, stage: int, layers: list[list[int]], mine: Columns, gradient: float, shape: ModelShape,
-        place: Mapping[str, int],
+        self, table: Table, streams: Sequence[int], stage: int, layers: list[list[int]], mine: Columns, gradient: float,
+        shape: ModelShape, place: Mapping[str, int],
     ) -> None:  # fmt: skip
-        self.table, self.stage, self.mine, self.tied = table, stage, mine, shape.tied
+        self.table, self.streams, self.stage, self.mine, self.tied = table, streams, stage, mine, shape.tied
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
         self.ends = table.groups - 1
         apart = shape.tied and shape.states == "masters" and self.ends in self.groups and 0 not in self.groups
@@ -190,7 +191,7 @@ class _Walk:
 
     def moments(self) -> Iterator[dict[str, float]]:
         """The worst moment of every step, then that of the reduction."""
-        done, halves, streams = [0] * self.table.chunks, self._halves(), streams_held(self.table, self.stage)
+        done, halves, streams = [0] * self.table.chunks, self._halves(), iter(self.streams)
         open_heads, ahead, rows = self._open_heads(), self._ahead(), 0
         for step, activations in zip(self.table.rows[self.stage], self.activations, strict=True):
             opened = next(open_heads)
@@ -464,6 +465,12 @@ class _Pass:
             yield inputs + self.each, (self.stay + self.away) / self.layers, False
         if self.again:
             yield inputs, (self.stay + self.away) / self.layers, True
+
+
+@lru_cache(maxsize=4096)
+def _streams(name: str, stages: int, micro_batches: int, chunks: int, device: int) -> tuple[int, ...]:
+    """`streams_held` of a device, which many layouts share: their sizes do not matter."""
+    return tuple(streams_held(table_of(name, stages, micro_batches, chunks), device))
 
 
 @lru_cache

@@ -7,10 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from lockstep.parallel.schedules import Step, Table
-
-_AHEAD = 2
-"""Receives of one sender that are posted before they are needed (``parallel.mailbox``)."""
+from lockstep.parallel.schedules import AHEAD, Step, Table
 
 
 class _Taken(NamedTuple):
@@ -56,7 +53,7 @@ class _Held:
 
     @property
     def waiting(self) -> int:
-        posted = sum(min(_AHEAD, len(left)) for left in self.coming.values())
+        posted = sum(min(AHEAD, len(left)) for left in self.coming.values())
         return posted + len(self.early) + sum(map(len, self.sent.values()))
 
     def goes_to(self, step: Step) -> int | None:

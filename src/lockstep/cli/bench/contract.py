@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
 from lockstep.cli.options import Dtype
 from lockstep.errors import LockstepError
 
@@ -30,12 +30,9 @@ def contract(
 
     if not (size := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", batch)):
         raise LockstepError(f"--batch is {batch!r}: give sequences x tokens, such as 1x64.")
-    counts = clients.split(",")
-    if not all(count.strip().isdigit() and int(count) > 0 for count in counts):
-        raise LockstepError(f"--clients is {clients!r}: give whole numbers from 1, such as 1,8.")
-    given = (model, dtype, (int(size[1]), int(size[2])), [int(count) for count in counts], tokens, rounds)
+    given = (model, dtype, (int(size[1]), int(size[2])), counts(clients, "1,8"), tokens, rounds)
     with Console(stderr=True).status("drawing weights ...") as status:
         if quick:
-            given = ("tiny", dtype, (1, 16), [1, 2], 2, 1)
+            given = ("tiny", dtype, (1, 16), (1, 2), 2, 1)
         report = bench_contract(*given, note=status.update)
     publish(report, json_file, write)

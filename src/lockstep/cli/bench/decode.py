@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
-from lockstep.errors import LockstepError
+from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
 
 
 def decode(
@@ -24,10 +23,7 @@ def decode(
 
     from lockstep.bench.decode import bench_decode
 
-    counts = [part.strip() for part in clients.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in counts):
-        raise LockstepError(f"--clients is {clients!r}: give whole numbers from 1, such as 1,8.")
-    sizes = [int(part) for part in counts]
+    sizes = counts(clients, "1,8")
     with Console(stderr=True).status("drawing weights ...") as status:
         if quick:
             report = bench_decode("tiny", sizes, 4, 2, status.update)

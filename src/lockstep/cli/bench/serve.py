@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
 from lockstep.cores import usable_cores
 from lockstep.errors import LockstepError
 
@@ -90,11 +90,3 @@ def _command(model: str, names: list[str], sizes: Sizes) -> str:
         if getattr(sizes, option) != getattr(usual, option):
             parts.append(f"--{option.replace('_', '-')} {getattr(sizes, option)}")
     return " ".join(parts)
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """The value of --clients."""
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise LockstepError(f"--clients is {text!r}: give whole numbers from 1, such as 1,8,32.")
-    return tuple(int(part) for part in parts)

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
-from lockstep.cli.bench.serve import counts
+from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
 
 
 def structured(

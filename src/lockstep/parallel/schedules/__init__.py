@@ -7,13 +7,14 @@ check      is a table valid? messages: who sends what to whom, in which order; t
 """
 
 from lockstep.parallel.schedules.check import check
-from lockstep.parallel.schedules.messages import Message, embedding_rows, messages, told
+from lockstep.parallel.schedules.messages import AHEAD, Message, embedding_rows, messages, told
 from lockstep.parallel.schedules.named import NAMES, schedule
 from lockstep.parallel.schedules.program import walk
 from lockstep.parallel.schedules.table import ScheduleError, Step, Table, load_table, table_from_dict
 from lockstep.parallel.schedules.times import StageTimes
 
 __all__ = [
+    "AHEAD",
     "NAMES",
     "Message",
     "ScheduleError",

@@ -9,6 +9,9 @@ from lockstep.parallel.schedules.dependencies import Need, gives, needs
 from lockstep.parallel.schedules.program import walk
 from lockstep.parallel.schedules.table import Table
 
+AHEAD = 2
+"""Receives of one sender that are posted before they are needed, so that data moves while a step computes."""
+
 
 class Message(NamedTuple):
     """An activation (``forward``) or the gradient of one, of a micro-batch, from one device to a neighbouring group's.
