@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.imports import heavy_imports
-from lockstep.cli.options import Dtype, ModelArgument, Numerics
+from lockstep.cli.options import Dtype, ModelArgument, Numerics, whole_numbers
 from lockstep.errors import LockstepError
 
 
@@ -33,7 +33,7 @@ def eval(
         raise LockstepError(f"nothing called {what!r} can be evaluated: use `lockstep eval bits MODEL`.")
     loaded = load(model, dtype=dtype, numerics=numerics)
     generator = torch.Generator().manual_seed(seed)
-    sizes = _lengths(lengths, loaded.config.max_positions)
+    sizes = whole_numbers("--lengths", lengths, "5,70,1", loaded.config.max_positions)
     sequences = [torch.randint(loaded.config.vocab_size, (n,), generator=generator).tolist() for n in sizes]
     table = Table(title=f"{model}: {dtype}, numerics {numerics}, {device_class()}")
     for heading in ("path", "values compared", "differ", "starts at"):
@@ -48,12 +48,3 @@ def eval(
     console.print(table)
     console.print(f"{differ:,} of {compared:,} values differ")
     return 1 if differ else 0
-
-
-def _lengths(text: str, most: int) -> list[int]:
-    parts = text.split(",")
-    if not all(p.strip().isdigit() and 1 <= int(p) <= most for p in parts):
-        raise LockstepError(
-            f"--lengths is {text!r}: give whole numbers from 1 to {most} (the model's), such as 5,70,1."
-        )
-    return [int(p) for p in parts]

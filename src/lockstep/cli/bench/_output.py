@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.errors import LockstepError
-
 if TYPE_CHECKING:
     from lockstep.bench import Report
 
@@ -18,14 +16,6 @@ Document = Annotated[
     typer.Option("--write", metavar="FILE", help="Write the section of this document, such as docs/performance.md."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Tiny sizes and few rounds: whether it runs, not how fast.")]
-
-
-def counts(text: str, such_as: str = "1,8,32") -> tuple[int, ...]:
-    """The value of --clients: how many at once, comma-separated."""
-    parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise LockstepError(f"--clients is {text!r}: give whole numbers from 1, such as {such_as}.")
-    return tuple(int(part) for part in parts)
 
 
 def publish(report: Report, json_file: Path | None, document: Path | None) -> None:

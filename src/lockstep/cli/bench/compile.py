@@ -10,6 +10,7 @@ import typer
 from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
 from lockstep.cli.bench.train import PEERS
 from lockstep.cli.imports import heavy_imports
+from lockstep.cli.options import whole_numbers
 from lockstep.errors import LockstepError
 
 
@@ -33,10 +34,9 @@ def compile(
     names = [name for name in vs.split(",") if name not in ("", "none")]
     if set(names) - {"torch", "mindspore"}:
         raise LockstepError(f"--vs {vs}: known are torch and mindspore, or none for no peer")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in layers.split(",")):
-        raise LockstepError(f"--layers {layers}: expected whole numbers with commas, such as 4,16,48")
+    chosen = whole_numbers("--layers", layers, "4,16,48")
     names = [] if quick else names
-    depths = [2, 4] if quick else sorted(int(part) for part in layers.split(","))
+    depths = [2, 4] if quick else sorted(chosen)
     command = f"lockstep bench compile --layers {layers} --vs {vs} --rounds {rounds}"
     with Console(stderr=True).status("starting") as status:
         report = compile_report(depths, names, 2 if quick else rounds, status.update, command, peers.expanduser())

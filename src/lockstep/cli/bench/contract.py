@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
-from lockstep.cli.options import Dtype
+from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cli.options import Dtype, whole_numbers
 from lockstep.errors import LockstepError
 
 
@@ -30,7 +30,7 @@ def contract(
 
     if not (size := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", batch)):
         raise LockstepError(f"--batch is {batch!r}: give sequences x tokens, such as 1x64.")
-    given = (model, dtype, (int(size[1]), int(size[2])), counts(clients, "1,8"), tokens, rounds)
+    given = (model, dtype, (int(size[1]), int(size[2])), whole_numbers("--clients", clients, "1,8"), tokens, rounds)
     with Console(stderr=True).status("drawing weights ...") as status:
         if quick:
             given = ("tiny", dtype, (1, 16), (1, 2), 2, 1)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
+from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cli.options import whole_numbers
 
 
 def decode(
@@ -23,7 +24,7 @@ def decode(
 
     from lockstep.bench.decode import bench_decode
 
-    sizes = counts(clients, "1,8")
+    sizes = whole_numbers("--clients", clients, "1,8")
     with Console(stderr=True).status("drawing weights ...") as status:
         if quick:
             report = bench_decode("tiny", sizes, 4, 2, status.update)

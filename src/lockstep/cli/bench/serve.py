@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
+from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cli.options import whole_numbers
 from lockstep.cores import usable_cores
 from lockstep.errors import LockstepError
 
@@ -45,7 +46,7 @@ def serve(
     from lockstep.model import load
     from lockstep.ops.device_class import instruction_sets
 
-    at_once = counts(clients)
+    at_once = whole_numbers("--clients", clients, "1,8,32")
     names = [name.strip() for name in vs.split(",") if name.strip()]
     for name in names:
         if name not in SIDES or name == "lockstep":

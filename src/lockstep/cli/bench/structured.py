@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from lockstep.cli.bench._output import Document, JsonFile, Quick, counts, publish
+from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.cli.options import whole_numbers
 
 
 def structured(
@@ -25,7 +26,7 @@ def structured(
     from lockstep.bench.structured import structured
     from lockstep.model import load
 
-    sizes = ((1,), 4, 1) if quick else (counts(clients), tokens, rounds)
+    sizes = ((1,), 4, 1) if quick else (whole_numbers("--clients", clients, "1,8,32"), tokens, rounds)
     with Console(stderr=True).status("decoding both ways"):
         report = structured(load(model), *sizes, describe(), f"lockstep bench structured {model}")
     publish(report, json_file, write)
