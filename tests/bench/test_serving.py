@@ -124,7 +124,7 @@ def test_the_models_copies_are_made_once_and_again_when_the_model_changes(tmp_pa
 def test_a_copied_gguf_has_the_same_weights_in_float16(tmp_path: Path) -> None:
     """pytest -m slow tests/bench/test_serving.py"""
     import lockstep
-    from lockstep.model.loading import resolve
+    from lockstep.model.source import resolve
 
     copy_as_f16(Path(resolve("smollm2-135m")), tmp_path / "a.gguf")
     ours, theirs = (

@@ -13,9 +13,9 @@ from lockstep.config.model import RopeScaling
 from lockstep.errors import LockstepError
 from lockstep.model import load, train_bpe
 from lockstep.model.families import gguf_names
+from lockstep.model.gguf_header import read_header
 from lockstep.model.rope import frequencies
 from lockstep.model.weights.gguf_file import QUANT_TYPES
-from lockstep.model.weights.gguf_header import read_header
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
 from tests.model.tiny import SIZES, same_bytes, tiny
 

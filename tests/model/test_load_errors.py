@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 import lockstep
 from lockstep.errors import LockstepError
 from lockstep.model import load, train_bpe
-from lockstep.model.loading import ALIASES
+from lockstep.model.source import ALIASES
 from tests.model.tiny import SIZES, tiny
 
 

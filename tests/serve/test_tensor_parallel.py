@@ -27,7 +27,8 @@ from lockstep.serve import Engine, SamplingParams, embed
 from lockstep.serve.bits.proof import engine_degrees, prove_engine
 from lockstep.serve.state import RanksLost
 from lockstep.serve.tp import open_model
-from lockstep.serve.tp.fit import fitted, partition
+from lockstep.serve.tp.divide import fitted
+from lockstep.serve.tp.fit import partition
 from tests.ranks_as_threads import on_threads
 from tests.serve.running import wait_for
 from tests.serve.test_engine import EXPERTS, bits, changed_weights, mixed_requests, same_bits

@@ -12,20 +12,20 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.bench.machine import Machine
 from lockstep.bench.report import Report
-from lockstep.bench.turns import Spread, ratios, take_turns
+from lockstep.bench.turns import Spread, ratios
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lockstep.model import Model
     from lockstep.serve import Engine
+    from lockstep.serve.params import Output
     from lockstep.serve.scheduler import Step
 
 
@@ -76,10 +76,11 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Served:
-    """One run of the mix. rate: tokens per second that were asked for. rows: tokens that went through the model. share:
-    of the time, outside the forward pass. reading: of the time, with rows of prompts. answer: the median request's
-    seconds until its answer is whole, all having come at the beginning."""
+    """One run of the mix. seconds: of its own steps. rate: tokens per second that were asked for. rows: tokens that
+    went through the model. share: of the time, outside the forward pass. reading: of the time, with rows of prompts.
+    answer: the median request's seconds until its answer is whole, all having come at the beginning."""
 
+    seconds: float
     rate: float
     rows: int
     share: float
@@ -95,11 +96,14 @@ class First:
     warm: float
 
 
-def batching(model: Model, mix: Mix, rounds: int, machine: Machine, command: str) -> Report:
-    """Run the mix every way in turn, on an engine of its own each time so that no cache helps the next."""
+def batching(
+    model: Model, mix: Mix, rounds: int, machine: Machine, command: str, progress: Callable[[float], None] | None = None
+) -> Report:
+    """Run the mix every way at the same time, on an engine of its own each. progress is told the part that is done."""
     work = mix.draw(command, model.config.vocab_size)
-    sides = {name: partial(_serve, model, work, mix, way) for name, way in WAYS.items()}
-    found = take_turns(sides, rounds, warmup=0)
+    tell = progress or (lambda done: None)
+    played = [_serve(model, work, mix, lambda done, i=i: tell((i + done) / rounds)) for i in range(rounds)]  # type: ignore[misc]
+    found = {name: [served[name] for served in played] for name in WAYS}
     ours = found["continuous"]
     rows, gains = [], {}
     for name, runs in found.items():
@@ -123,7 +127,8 @@ def _notes(mix: Mix, work: Sequence[Asked], found: Mapping[str, list[Served]], f
     shares = {name: statistics.median(run.reading for run in runs) for name, runs in found.items()}
     return (
         f"{mix.requests} requests, {mix.at_once} at once, {mix.prompt[0]} to {mix.prompt[1]} tokens in ({asked[0]:,} "
-        f"together), {mix.output[0]} to {mix.output[1]} out ({asked[1]:,}), half with a common prefix of {mix.shared}.",
+        f"together), {mix.output[0]} to {mix.output[1]} out ({asked[1]:,}), half with a common prefix of {mix.shared}. "
+        "The ways take turns step by step, each on its own engine and clock, so that a busy moment hits all of them.",
         "Static: batches in the order in which requests come; each runs until its longest answer is done, rows of "
         "answers that are done are computed until then (Orca, OSDI 2022, section 3.1), prompts share nothing. Prompts "
         "are not padded. The last line has neither: of static batching, only when a request may begin is left.",
@@ -158,25 +163,68 @@ def _first_tokens(model: Model, mix: Mix, rounds: int) -> First:
     return First(statistics.median(cold), statistics.median(warm))
 
 
-def _serve(model: Model, work: Sequence[Asked], mix: Mix, way: Way) -> Served:
-    from lockstep.serve import Engine, SamplingParams
+def _serve(model: Model, work: Sequence[Asked], mix: Mix, tell: Callable[[float], None]) -> dict[str, Served]:
+    """One round: step by step, the next step being that of the side whose requests have got the least of their answers
+    so far. So a busy moment of the machine hits every side at the same place of its work."""
+    sides = {name: _Side(model, work, mix, way) for name, way in WAYS.items()}
+    whole = sum(tokens for _, tokens in work)
+    while running := [side for side in sides.values() if side.runs()]:
+        side = min(running, key=lambda side: side.told)
+        side.advance()
+        tell(side.told / whole)
+    return {name: side.served() for name, side in sides.items()}
 
-    engine = Engine(model, max_running=mix.at_once, prefix_cache=way.prefix_cache)
-    clock, answers = _Clock(engine), list[float]()
-    began = time.perf_counter()
-    size = mix.at_once if way.whole_batches else len(work)
-    for batch in (work[at : at + size] for at in range(0, len(work), size)):
+
+class _Side:
+    """An engine that serves the work one way. Its clock goes only while it does something."""
+
+    def __init__(self, model: Model, work: Sequence[Asked], mix: Mix, way: Way) -> None:
+        from lockstep.serve import Engine
+
+        self._engine = Engine(model, max_running=mix.at_once, prefix_cache=way.prefix_cache)
+        self._clock, self._seconds, self._way = _Clock(self._engine), 0.0, way
+        size = mix.at_once if way.whole_batches else len(work)
+        self._batches = [work[at : at + size] for at in range(0, len(work), size)]
+        self._whole = sum(tokens for _, tokens in work)
+        self._left: dict[int, int] = {}
+        """Tokens that a request still waits for, by its id."""
+        self._answers: list[float] = []
+        self.told = 0
+        """Tokens that were asked for and have come."""
+
+    def runs(self) -> bool:
+        return bool(self._batches) or self._engine.has_work()
+
+    def advance(self) -> None:
+        """One step; the next batch begins with it where there is no other work."""
+        began = time.perf_counter()
+        if not self._engine.has_work():
+            self._begin(self._batches.pop(0))
+        outputs = self._engine.step()
+        self._seconds += time.perf_counter() - began
+        for output in outputs:
+            self._take(output)
+
+    def served(self) -> Served:
+        share, reading = 1 - self._clock.inside / self._seconds, self._clock.reading / self._seconds
+        rows, answer = self._engine.stats().computed_tokens, statistics.median(self._answers)
+        return Served(self._seconds, self._whole / self._seconds, rows, share, reading, answer)
+
+    def _begin(self, batch: Sequence[Asked]) -> None:
+        from lockstep.serve import SamplingParams
+
         longest = max(tokens for _, tokens in batch)
         for prompt, tokens in batch:
-            wanted = longest if way.keeps_done else tokens
-            engine.add_request(prompt, SamplingParams(max_tokens=wanted, temperature=0.0, ignore_eos=True))
-        while engine.has_work():
-            ended = sum(output.finish_reason is not None for output in engine.step())
-            answers += [time.perf_counter() - began] * ended
-    seconds = time.perf_counter() - began
-    rate = sum(tokens for _, tokens in work) / seconds
-    share, reading = 1 - clock.inside / seconds, clock.reading / seconds
-    return Served(rate, engine.stats().computed_tokens, share, reading, statistics.median(answers))
+            wanted = longest if self._way.keeps_done else tokens
+            params = SamplingParams(max_tokens=wanted, temperature=0.0, ignore_eos=True)
+            self._left[self._engine.add_request(prompt, params)] = tokens
+
+    def _take(self, output: Output) -> None:
+        new = min(len(output.token_ids), self._left[output.request])
+        self._left[output.request] -= new
+        self.told += new
+        if output.finish_reason is not None:
+            self._answers.append(self._seconds)
 
 
 class _Clock:

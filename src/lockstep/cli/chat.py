@@ -33,11 +33,15 @@ def chat(
     """Chat with a model; each line of a piped stdin is one turn."""
     from rich.console import Console
 
-    with Console(stderr=True).status("loading PyTorch ..."), heavy_imports():
-        from lockstep.model import PackedCache, load
-        from lockstep.serve import Engine, SamplingParams
+    from lockstep.model.source import told
+    from lockstep.serve import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    told(model)  # what is wrong with it is told before PyTorch is imported
+    with Console(stderr=True).status("loading PyTorch ..."), heavy_imports():
+        from lockstep.model import PackedCache, load
+        from lockstep.serve import Engine
+
     with Console(stderr=True).status(f"loading {model} ..."):
         engine = Engine(load(model, dtype=dtype, numerics=numerics, packed=PackedCache(log.info)))
     history: Messages = [] if system is None else [{"role": "system", "content": system}]

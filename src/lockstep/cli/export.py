@@ -21,7 +21,7 @@ def export(
     with heavy_imports():
         from lockstep.model import load
         from lockstep.model.hash import hash_path
-        from lockstep.model.loading import resolve
+        from lockstep.model.source import resolve
 
     load(model, dtype=dtype, numerics="fast").save(directory, force=force)
     print(f"wrote {directory} from {resolve(model)} ({dtype}, weights {hash_path(directory)[:16]})")

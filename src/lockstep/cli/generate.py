@@ -42,10 +42,7 @@ def generate(
     """Complete prompts and print the text."""
     from rich.console import Console
 
-    with Console(stderr=True).status("loading PyTorch ..."), heavy_imports():
-        from lockstep.model import PackedCache
-        from lockstep.serve import Engine
-        from lockstep.serve.tp import open_model
+    from lockstep.serve.check import check_model
 
     if bool(prompt) == (input is not None):
         raise LockstepError("give the prompts in one way: --prompt TEXT (repeatable), or --input FILE of JSON lines.")
@@ -56,6 +53,12 @@ def generate(
     rows = {f"prompt {i}": {"prompt": text} for i, text in enumerate(prompt, 1)} if prompt else _rows(input)
     params = [_params(row, defaults, where) for where, row in rows.items()]
     _write(output, [], "a")  # before the work, which may take hours: whether it can be written
+    check_model(model, tp, numerics)
+    with Console(stderr=True).status("loading PyTorch ..."), heavy_imports():
+        from lockstep.model import PackedCache
+        from lockstep.serve import Engine
+        from lockstep.serve.tp import open_model
+
     with Console(stderr=True).status(f"loading {model} ...") as status:
         engine = Engine(open_model(model, tp, dtype, numerics, packed=PackedCache(log.info)))
         status.update(f"completing {len(rows)} prompt{'s' if len(rows) > 1 else ''} ...")

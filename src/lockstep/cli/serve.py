@@ -60,14 +60,17 @@ def _run(
     source: str, config: ServeConfig, engine: Launched | None, dtype: Dtype, numerics: Numerics, log_level: LogLevel
 ) -> None:
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    bound = bind(config.host, config.port)  # before the model is loaded, which takes longer
-    if engine is None and config.replicas == 1:
-        engine = launch(share_of_cores(config.tp), config.tp)
-    from lockstep.serve.api import serve as run_server
-    from lockstep.serve.replicas import Replicas
+    from lockstep.serve.check import check_spec
     from lockstep.serve.spec import engine_spec
 
-    spec = engine_spec(source, config, dtype, numerics, log_level)
-    with bound:
+    # What takes a moment first: what is wrong is told before a model is loaded, which may take minutes.
+    with bind(config.host, config.port) as bound:
+        spec = engine_spec(source, config, dtype, numerics, log_level)
+        check_spec(spec, config.replicas)
+        if engine is None and config.replicas == 1:
+            engine = launch(share_of_cores(config.tp), config.tp)
+        from lockstep.serve.api import serve as run_server
+        from lockstep.serve.replicas import Replicas
+
         engines = Replicas(spec, config.replicas, engine, config.hang_seconds)
         run_server(engines, config.model_name or source, config, bound)

@@ -13,8 +13,8 @@ from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.loading import adapter_base, resolve
 from lockstep.model.lora import read_adapter
+from lockstep.model.source import adapter_base, resolve
 from lockstep.model.weights import read_gguf, read_safetensors
 from lockstep.model.weights.fill import check_fit
 

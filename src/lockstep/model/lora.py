@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from lockstep.errors import LockstepError
 from lockstep.model.decoder import Decoder
 from lockstep.model.families import FAMILIES, hf_names
-from lockstep.model.files import new_directory, read_json, write_json
+from lockstep.model.files import new_directory, write_json
 from lockstep.model.init import stream
 from lockstep.model.linear import Linear, LoraPair
+from lockstep.model.source import adapter_config
 from lockstep.model.weights.safetensors_dir import save_tensors
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -24,7 +25,6 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 _PREFIX = "base_model.model."
 _WEIGHTS = "adapter_model.safetensors"
-_UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
 
 
 def add_lora(decoder: Decoder, rank: int, alpha: float, targets: Sequence[str] = TARGETS, seed: int = 0) -> None:
@@ -131,15 +131,7 @@ def load_adapter(decoder: Decoder, path: str | Path) -> None:
 
 def read_adapter(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """adapter_config.json and the tensors of a PEFT directory, by their names there."""
-    config = read_json(directory / "adapter_config.json")
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-        raise LockstepError(f"{directory}: only LoRA adapters without biases are supported")
-    for key in _UNSUPPORTED:
-        if config.get(key):
-            raise LockstepError(f"{directory}: adapter_config.json has {key} = {config[key]!r}, which is not supported")
-    for key, kind in (("base_model_name_or_path", str), ("r", int), ("lora_alpha", int | float)):
-        if not isinstance(config.get(key), kind) or not config[key]:
-            raise LockstepError(f"{directory}: adapter_config.json has {key} = {config.get(key)!r}, which cannot be")
+    config = adapter_config(directory)
     try:
         return config, load_file(str(directory / _WEIGHTS))
     except (SafetensorError, OSError) as error:

@@ -9,7 +9,7 @@ under the contract:
   attention goes over the latents themselves, which are key and value of all heads. Pages keep the latent and one
   rotated key, both rounded to the compute dtype.
 
-Under `numerics: fast`, which promises no bits, pages always keep latents (`keeps_latents`).
+Under `numerics: fast`, which promises no bits, pages always keep latents (`keeps_latents`, config/pages.py).
 """
 
 from __future__ import annotations
@@ -23,15 +23,10 @@ from lockstep.config.model import ModelConfig
 from lockstep.errors import LockstepError
 from lockstep.model.linear import Linear, WeightCache
 from lockstep.model.norm import Norm
-from lockstep.ops import KVPages, LatentPages, Numerics, Operators, Packed, Paged, Pages
+from lockstep.ops import KVPages, LatentPages, Operators, Packed, Paged, Pages
 
 _NORM_EPS = 1e-6
 """Of the norms over latents, whatever the configuration's is, as in DeepSeek's own code and `transformers`."""
-
-
-def keeps_latents(config: ModelConfig, numerics: Numerics) -> bool:
-    """Whether pages keep latents, rather than keys and values of every head."""
-    return config.kv_lora_rank is not None and (config.mla_form == "absorbed" or numerics == "fast")
 
 
 class LatentAttention(nn.Module):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lockstep.config.model import ModelConfig
-from lockstep.model.mla import keeps_latents
-from lockstep.ops import PAGE, Int8Pages, KVPages, LatentPages, Numerics, Pages
+from lockstep.config.pages import PAGE, keeps_latents
+from lockstep.ops import Int8Pages, KVPages, LatentPages, Numerics, Pages
 
 Make = Callable[[tuple[int, ...], torch.dtype], Tensor]
 

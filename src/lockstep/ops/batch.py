@@ -13,10 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lockstep.config.pages import PAGE
 from lockstep.errors import LockstepError
-
-PAGE = 64
-"""Tokens in a KV page, and keys in an attention block. Blocks are aligned to position 0 of a sequence."""
 
 
 @dataclass(frozen=True)

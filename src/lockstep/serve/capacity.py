@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lockstep.config.pages import PAGE
 from lockstep.errors import LockstepError
-from lockstep.ops import PAGE
 
 
-def page_count(kv_memory: int, page: int) -> int:
-    """Pages of so many bytes that fit in kv_memory bytes; LockstepError for none, or for more than the machine has."""
+def page_count(kv_memory: int, page: int, engines: int = 1) -> int:
+    """Pages of so many bytes that fit in kv_memory bytes; LockstepError for none, or for more than the machine has.
+    engines: how many have as much each."""
     if kv_memory < page:
         raise LockstepError(
             f"kv_memory is {kv_memory} bytes, but one page of {PAGE} tokens takes {page} bytes "
             "on this model: give at least a few pages."
         )
     there = machine_memory()
-    if there is not None and kv_memory > there:
+    if there is not None and kv_memory * engines > there:
+        each, less = "" if engines == 1 else f" for each of {engines} replicas", there // 2 // engines
         raise LockstepError(
-            f"kv_memory is {_size(kv_memory)}, but this machine has {_size(there)} of memory, for the weights as well: "
-            f"give less, such as {_size(there // 2)} ({there // 2 // page * PAGE} tokens of this model)."
+            f"kv_memory is {_size(kv_memory)}{each}, but this machine has {_size(there)} of memory, for the weights as "
+            f"well: give less, such as {_size(less)} ({less // page * PAGE} tokens of this model)."
         )
     return kv_memory // page
 

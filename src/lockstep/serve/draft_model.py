@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.errors import LockstepError
 from lockstep.ops import PAGE
+from lockstep.serve.check import check_vocabulary
 from lockstep.serve.drafting import Wish
 from lockstep.serve.pool import PagePool
 from lockstep.serve.runner import Level, Runner
@@ -109,11 +110,7 @@ class DraftModel:
 
 def check_draft(draft: Model, model: Model) -> None:
     """LockstepError where the two models do not speak of the same tokens."""
-    if draft.config.vocab_size != model.config.vocab_size:
-        raise LockstepError(
-            f"the draft model has a vocabulary of {draft.config.vocab_size} tokens, the model one of "
-            f"{model.config.vocab_size}: give a draft model of the same family."
-        )
+    check_vocabulary(draft.config, model.config)
     if draft.has_tokenizer and model.has_tokenizer and not model.tokenizer.same_vocabulary(draft.tokenizer):
         raise LockstepError("the draft model's tokenizer numbers tokens differently: give one of the same family.")
 

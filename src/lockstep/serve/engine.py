@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from torch import Tensor
 
+from lockstep.config.pages import PAGE
 from lockstep.config.serve import BATCH_TOKENS
 from lockstep.errors import LockstepError
 from lockstep.given import whole
 from lockstep.model import Model
-from lockstep.ops import PAGE
 from lockstep.serve import offline
 from lockstep.serve.cache import Cache
 from lockstep.serve.capacity import page_count

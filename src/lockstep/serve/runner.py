@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.errors import LockstepError
+from lockstep.config.pages import page_dtype, page_size
 from lockstep.model.pages import Make, make_pages
 from lockstep.ops import Paged, Pages
 from lockstep.serve.inputs import Inputs
@@ -28,25 +28,19 @@ Tell = Callable[[Tensor, Paged, Tensor], AbstractContextManager[None]]
 """(tokens, batch, rows) -> within, the other ranks do the same pass"""
 
 
+def pages_dtype(model: Model, kv_dtype: Literal["auto", "int8"]) -> torch.dtype:
+    """What keys and values are kept in: see `page_dtype`."""
+    kept: torch.dtype = getattr(torch, page_dtype(model.config, model.ops.numerics, _name(model.dtype), kv_dtype))
+    return kept
+
+
 def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
     """Bytes of one page over all layers. dtype: what `Runner` takes."""
-    with torch.device("meta"):
-        pages = _pages(model, 1, dtype, lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    return sum(tensor.nbytes for layer in pages for tensor in vars(layer).values())
+    return page_size(model.config, model.ops.numerics, _name(dtype or model.dtype))
 
 
-def pages_dtype(model: Model, kv_dtype: Literal["auto", "int8"]) -> torch.dtype:
-    """What keys and values are kept in; LockstepError where int8 breaks a promise, or saves nothing."""
-    if kv_dtype == "auto":
-        return model.dtype
-    if model.ops.numerics != "fast":
-        raise LockstepError(
-            "kv_dtype is int8, which rounds keys and values and so breaks the bit contract: load the model with "
-            "numerics fast (--numerics fast), or leave kv_dtype at auto."
-        )
-    if model.config.latent_dim is not None:
-        raise LockstepError("kv_dtype is int8, but this model caches latents, which are small already: use auto.")
-    return torch.int8
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _pages(model: Model, count: int, dtype: torch.dtype | None, make: Make) -> list[Pages]:

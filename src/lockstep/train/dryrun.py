@@ -19,7 +19,7 @@ from lockstep.errors import LockstepError
 from lockstep.model import Decoder, Model, load
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.loading import ALIASES
+from lockstep.model.source import ALIASES
 from lockstep.ops import Operators, Packed, check_head_dim, operators
 from lockstep.parallel.collectives import Mesh, Traffic
 from lockstep.parallel.mesh import MeshShape

@@ -12,7 +12,7 @@ from pathlib import Path
 from lockstep.bench.serving.gguf_copy import copy_as_f16
 from lockstep.errors import LockstepError
 from lockstep.model import Model
-from lockstep.model.loading import resolve
+from lockstep.model.source import resolve
 from lockstep.ops import build
 
 

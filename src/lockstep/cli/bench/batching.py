@@ -11,7 +11,7 @@ from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
 
 def batching(
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file or an alias.")] = "smollm2-135m",
-    rounds: Annotated[int, typer.Option(help="Rounds; both ways run once in each.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds; every way runs once in each.", min=1)] = 3,
     quick: Quick = False,
     json_file: JsonFile = None,
     write: Document = None,
@@ -24,6 +24,9 @@ def batching(
     from lockstep.model import load
 
     mix = Mix(4, (8, 20), (2, 6), 12, 2) if quick else Mix()
-    with Console(stderr=True).status("serving the mix both ways"):
-        report = batching(load(model), mix, 1 if quick else rounds, describe(), f"lockstep bench batching {model}")
+    with Console(stderr=True).status("loading the model") as status:
+        report = batching(
+            load(model), mix, 1 if quick else rounds, describe(), f"lockstep bench batching {model}",
+            lambda done: status.update(f"serving the mix every way: {done:.0%}"),
+        )  # fmt: skip
     publish(report, json_file, write)

@@ -8,8 +8,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 from tokenizers import Tokenizer as Backend
 
 from lockstep.errors import LockstepError
+from lockstep.model.gguf_config import eos_ids
 from lockstep.model.tokenizer import Tokenizer, byte_level
-from lockstep.model.weights.gguf_file import eos_ids
 
 _SPLITS = {
     "default": "gpt-2",

@@ -23,7 +23,7 @@ from lockstep.serve.structured import StructuredOutputs
 async def chat(service: Service, body: ChatRequest, request: Request) -> Response:
     service.check_model(body.model)
     ids, params, expected = await asyncio.to_thread(asked, service, body)
-    run = await start(service, "chatcmpl", body, [ids], params, request.state.client)
+    run = await start(service, "chatcmpl", body, [ids], params, request.state)
     speeches = [Speech(expected, body.names) for _ in range(params.n)]
     if body.stream:
         return EventStream(_events(run, body, speeches), run.abort)

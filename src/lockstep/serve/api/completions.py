@@ -22,7 +22,7 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
     service.check_model(body.model)
     prompts = await asyncio.to_thread(_prompts, service, body)
     params = await asyncio.to_thread(_params, body)
-    run = await start(service, "cmpl", body, prompts, params, request.state.client)
+    run = await start(service, "cmpl", body, prompts, params, request.state)
     if body.stream:
         return EventStream(_events(run, body), run.abort)
     return json_response(await until_gone(request, _collect(run, body), run.abort))

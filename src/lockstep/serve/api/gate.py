@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -18,12 +19,16 @@ from lockstep.serve.api.errors import ApiError
 log = logging.getLogger("lockstep.serve")
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Asked for every few seconds for as long as the server lives: in the log only at debug level."""
+_TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+"""The header `traceparent` (W3C Trace Context, section 3.2), with the id of the trace that a request belongs to."""
 OPEN_PATHS = _PROBES | page.PATHS
 """Asked for by machines that have no key, and by browsers before their user can give one."""
 
 
 class Gate:
-    """Refuses what has no key or is too big, and logs a line per request with its id."""
+    """Refuses what has no key or is too big, and logs a line per request with its id, and its trace's.
+
+    Both are `request.state.label`, for other lines about it."""
 
     def __init__(self, app: ASGIApp, keys: Mapping[str, str], max_body: int) -> None:
         """keys: name by key; with none, everybody may come in. The name is `request.state.client` of who has a key."""
@@ -37,6 +42,8 @@ class Gate:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")[:100]
         identity = given if given and given.isascii() and given.isprintable() else f"req-{secrets.token_hex(8)}"
+        trace = _TRACE.fullmatch(headers.get("traceparent", "").strip())
+        label = identity if trace is None else f"{identity} trace={trace[1]}"
         path = scope.get("raw_path", b"").decode("latin-1")  # as it was sent: a line break in it is one of the log's
         begin, begun = time.perf_counter(), False
 
@@ -47,14 +54,14 @@ class Gate:
                 MutableHeaders(scope=message)["x-request-id"] = identity
                 seconds = time.perf_counter() - begin
                 level = logging.DEBUG if path in _PROBES else logging.INFO
-                log.log(level, "%s %s %s %d %.3fs", identity, scope["method"], path, message["status"], seconds)
+                log.log(level, "%s %s %s %d %.3fs", label, scope["method"], path, message["status"], seconds)
             await send(message)
 
         client = self._client(headers)
         refusal = self._refusal(scope["path"], headers, client)
         if refusal is not None:
             return await refusal.response()(scope, receive, labelled)
-        scope.setdefault("state", {})["client"] = client
+        scope.setdefault("state", {}).update(client=client, label=label)
         if scope["method"] == "HEAD":  # what answers GET answers it; the server leaves the body out
             scope = {**scope, "method": "GET"}
         try:

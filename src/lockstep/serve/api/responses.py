@@ -29,7 +29,7 @@ async def respond(service: Service, body: ResponsesRequest, request: Request) ->
     service.check_model(body.model)
     chat = await asyncio.to_thread(body.chat)
     ids, params, expected = await asyncio.to_thread(asked, service, chat)
-    run = await start(service, "resp", chat, [ids], params, request.state.client)
+    run = await start(service, "resp", chat, [ids], params, request.state)
     answer = _Answer(run, body, chat, Speech(expected, chat.names))
     if body.stream:
         return EventStream(answer.events(), run.abort, typed=True)

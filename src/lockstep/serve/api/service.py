@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from starlette.datastructures import State
+
 from lockstep.config.serve import ServeConfig
 from lockstep.model.tokenizer import Tokenizer
 from lockstep.serve.api.errors import ApiError
@@ -144,9 +146,9 @@ async def start(
     body: Sampling,
     prompts: list[list[int]],
     params: SamplingParams,
-    client: str | None,
+    state: State,
 ) -> Run:
-    """Hand the prompts to the engine: all of them, or none when one is refused. client: whose key came with it."""
+    """Hand the prompts to the engine: all of them, or none when one is refused. state: what the gate says of it."""
     seed = draw_seed() if params.seed is None else params.seed
     identity = f"{kind}-{secrets.token_hex(12)}"
     limits = [limit for limit in (body.timeout, service.config.request_timeout) if limit is not None]
@@ -164,7 +166,7 @@ async def start(
                 priority=body.priority or 0,
                 timeout=min(limits, default=None),
                 salt=body.cache_salt,
-                client=client or body.user or "",
+                client=state.client or body.user or "",
             )
         )
         for prompt in prompts
@@ -175,7 +177,7 @@ async def start(
         await _take_back(service, submits)
         raise
     run = Run(service, prompts, requests, seed, identity, int(time.time()))
-    log.info("%s: %d prompt tokens, seed %d", identity, sum(map(len, prompts)), seed)
+    log.info("%s is %s: %d prompt tokens, seed %d", state.label, identity, sum(map(len, prompts)), seed)
     return run
 
 

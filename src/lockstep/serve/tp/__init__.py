@@ -1,8 +1,8 @@
 """One served model on several processes (tensor parallel): the same bytes as on one (contract C4).
 
-fit: which models can be cut, and how. gathered: those whose results are gathered, not summed. orders: what the first
-rank tells the others, over their mesh. group: the first rank's side. rank: the other ranks' process. processes: what
-starts and watches those. messages: how they are set up.
+divide: which models can be cut. fit: how. gathered: those whose results are gathered, not summed. orders: what the
+first rank tells the others, over their mesh. group: the first rank's side. rank: the other ranks' process. processes:
+what starts and watches those. messages: how they are set up.
 
 The engine (scheduler, cache, sampler) is in the first rank alone. Every pass is told to the others, which hold pages
 with the same numbers for the heads that are theirs, and join in its sums.

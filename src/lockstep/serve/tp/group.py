@@ -18,7 +18,8 @@ from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.transport import PeerLost
 from lockstep.serve.launch import Launched, launch_ranks, share_of_cores
 from lockstep.serve.runner import Level, Runner
-from lockstep.serve.tp.fit import ServedPart, fitted, load_part, partition
+from lockstep.serve.tp.divide import fitted
+from lockstep.serve.tp.fit import ServedPart, load_part, partition
 from lockstep.serve.tp.messages import Join, Pages
 from lockstep.serve.tp.orders import Lead
 from lockstep.serve.tp.processes import Processes

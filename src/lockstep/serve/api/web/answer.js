@@ -18,6 +18,8 @@ export class Answer {
     this.finish = null;
     this.count = 0;
     this.here = -1;
+    this.settled = 0; // elements that stay as they are
+    this.from = 0; // where the text begins that is drawn again
   }
 
   // A chunk of the stream.
@@ -62,14 +64,18 @@ export class Answer {
     this.frame ??= requestAnimationFrame(() => this.draw());
   }
 
+  // Only what may have changed is made anew: what is above keeps its elements, and a selection in them.
   draw() {
     cancelAnimationFrame(this.frame);
     this.frame = undefined;
-    const answer = render(this.text, (parent, from, to) => this.write(parent, from, to));
-    while (this.element.lastChild && this.element.lastChild !== this.thought) this.element.lastChild.remove();
-    if (this.thought && !this.thought.isConnected) this.element.prepend(this.thought);
-    this.element.append(answer);
-    for (const box of this.element.querySelectorAll(".code")) box.append(copyButton(box));
+    if (this.thought && this.thought.parentNode !== this.element) this.element.prepend(this.thought);
+    const kept = this.settled + (this.thought ? 1 : 0);
+    while (this.element.childNodes.length > kept) this.element.lastChild.remove();
+    const { root, settled, from } = render(this.text, (parent, a, b) => this.write(parent, a, b), this.from);
+    for (const box of root.querySelectorAll(".code")) box.append(copyButton(box));
+    this.element.append(root);
+    this.settled += settled;
+    this.from = from;
     this.element.dispatchEvent(new CustomEvent("drawn", { bubbles: true }));
   }
 

@@ -1,7 +1,8 @@
 // Markdown to elements. Everything a model writes becomes text nodes: nothing is ever parsed as HTML.
 //
-// render(source, write) calls write(parent, from, to) for each stretch of source that is shown, so that the caller can
-// mark its tokens. What is not Markdown of the kinds below is shown as it stands.
+// render(source, write, from) calls write(parent, from, to) for each stretch of source that is shown, so that the caller
+// can mark its tokens. What is not Markdown of the kinds below is shown as it stands. It gives the elements of source from
+// `from` on, how many of them nothing that follows can change, and where the first that may change begins.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+/;
@@ -10,16 +11,19 @@ const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+/;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
-export function render(source, write) {
+export function render(source, write, from) {
   const root = document.createDocumentFragment();
-  blocks(lines(source), root, { source, write });
-  return root;
+  const rows = lines(source, from);
+  const starts = []; // of each element of the root
+  blocks(rows, root, { source, write }, (at) => starts.push(at));
+  // The last line may go on, and become part of what is before it.
+  const open = starts.findLastIndex((at) => at < rows.at(-1)[0]);
+  return { root, settled: Math.max(open, 0), from: open < 0 ? from : starts[open] };
 }
 
-// Each line: [from, to] in the source, without its line break.
-function lines(source) {
+// Each line from `from` on: [from, to] in the source, without its line break.
+function lines(source, from) {
   const found = [];
-  let from = 0;
   while (from <= source.length) {
     const at = source.indexOf("\n", from);
     const to = at < 0 ? source.length : at;
@@ -29,13 +33,14 @@ function lines(source) {
   return found;
 }
 
-function blocks(rows, parent, page) {
+function blocks(rows, parent, page, begun) {
   const text = (row) => page.source.slice(row[0], row[1]);
   let i = 0;
   while (i < rows.length) {
     const line = text(rows[i]);
     const fence = FENCE.exec(line);
     const heading = HEADING.exec(line);
+    if (line.trim()) begun?.(rows[i][0]);
     if (!line.trim()) {
       i += 1;
     } else if (fence) {

@@ -9,6 +9,7 @@ const prompt = find("prompt");
 const turns = []; // {role, content}
 let running = null; // the AbortController of the answer that is coming
 let follows = true; // the newest text is kept in view
+let known = false; // whether the models shown are the server's
 const answers = new WeakMap(); // by element
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
@@ -56,6 +57,10 @@ async function ask() {
   else answer.element.remove();
   if (problem) turn.append(trouble(problem, turn));
   if (problem?.status === 401) settings(true, "key");
+  if (problem?.status === 404) {
+    known = false; // the server was started again with another model
+    connect();
+  }
   say(problem ? problem.message : "Answer complete.");
   follow();
   if (!problem) prompt.focus({ preventScroll: true });
@@ -130,15 +135,16 @@ async function connect() {
   try {
     const ready = await fetch("/ready");
     if (!ready.ok) throw new Error((await ready.json()).reason);
-    if (!find("model").value) {
-      for (const model of (await get("/v1/models", find("key").value)).data) {
-        find("model").append(new Option(model.id.split("/").at(-1), model.id));
-      }
+    if (!known) {
+      const { data } = await get("/v1/models", find("key").value);
+      find("model").replaceChildren(...data.map(({ id }) => new Option(id.split("/").at(-1), id)));
+      known = true;
     }
     state.textContent = "ready";
     state.title = "";
     state.className = "state good";
   } catch (error) {
+    known = false; // another server may come up
     const key = error.status === 401;
     state.textContent = key ? "needs an API key" : error instanceof TypeError ? "not reachable" : "not ready";
     state.title = error.message;
