@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -53,6 +54,36 @@ def test_sums_that_are_begun_together_and_waited_for_in_any_order_are_those_of_t
         return not group.begun and all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
     assert threads(MeshShape(dp=size), work) == [True] * size
+
+
+@pytest.mark.parametrize("shape", [MeshShape(tp=2), MeshShape(tp=2, dp=2), MeshShape(tp=4, dp=2)], ids=str)
+def test_ranks_begin_in_one_order_and_each_waits_when_it_likes(threads: Threads, shape: MeshShape) -> None:
+    """A large sum has more to send when its first messages have come: it does before what begins next, along any axis,
+    is sent, also where a rank takes over what another hands on."""
+
+    def work(mesh: Mesh) -> bool:
+        tp, dp = Group(mesh["tp"]), Group(mesh["dp"])
+        own, found = Random(mesh.rank), list[bool]()
+        waits: list[Callable[[], bool]] = []
+
+        def later(begun: Tensor, group: Group, right: Tensor) -> None:
+            waits.append(lambda: torch.equal(RAW.wait(begun, group.handle), right))
+
+        for turn in range(6):
+            group, large = (tp, dp)[turn % 2], values(mesh.rank + turn, 70, 300)
+            right = group.axis.add(large, torch.bfloat16)
+            later(RAW.all_add(large, torch.bfloat16, group.handle), group, right)
+            before = RAW.wait(RAW.take_over([3], tp.handle), tp.handle) if tp.axis.index else values(turn, 3)
+            later(RAW.hand_on(before + 1, tp.handle), tp, sum([1.0] * tp.axis.size, values(turn, 3)))
+            later(RAW.gather_rows(values(tp.axis.index, 1, 3), tp.axis.size, 1, tp.handle), tp, rows(tp.axis.size))
+            while waits and own.random() < 0.7:
+                found.append(waits.pop(own.randrange(len(waits)))())
+        return all(found) and all(wait() for wait in waits) and not tp.begun and not dp.begun
+
+    def rows(size: int) -> Tensor:
+        return torch.cat([values(i, 1, 3) for i in range(size)])
+
+    assert all(threads(shape, work))
 
 
 def test_a_lost_rank_is_told_as_such_from_within_a_program() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, fx
 
-from lockstep.compile import Compiler
-from lockstep.compile.stage import block_stage
+from lockstep.compile import Compiler, recipe
+from lockstep.compile.stage import block_stage, loss_stage
 from lockstep.config import ModelConfig
 from lockstep.memory.effects import is_collective, is_wait
 from lockstep.model import Decoder
@@ -100,27 +100,54 @@ def test_messages_that_are_begun_together_are_ended_in_any_order(threads: Thread
     assert threads(MeshShape(tp=4), work) == [True] * 4
 
 
-def collectives(rank: int, rest: int, level: str, **sizes: int) -> list[str]:
-    """What a rank's graph of a block sends, in order, without what only later ranks take over."""
+def collectives(rank: int, rest: int, level: str, what: str, **sizes: int) -> list[str]:
+    """What a rank's graph of a block, or of the head with its loss, sends, in order, without what only later ranks take
+    over."""
     config, shape = ModelConfig(**MODEL), MeshShape(**sizes)
     mesh = Mesh(shape, _Nobody(rank, shape.size))
     stages = stages_of(2, schedule("1f1b", 1, 1), False)
     part = Partition(config, mesh, schedule("1f1b", 1, 1), stages, sequence_parallel=True)
     decoder, batch = Decoder(part.local), Packed.of([2, 3])
     ops = part.operators(operators("bitwise"), captured=True, rest=rest)
-    stage = block_stage(decoder.layers[0], ops, batch, decoder.rope_tables(batch)[0], None, torch.bfloat16, True)
+    if what == "head":
+        stage = loss_stage(decoder, ops, torch.bfloat16, 0.0, True)
+    else:
+        stage = block_stage(decoder.layers[0], ops, batch, decoder.rope_tables(batch)[0], None, torch.bfloat16, True)
     compiler = Compiler(level, keep_graphs=True)
     compiler.compile(stage)
-    found = [node for node in compiler.reports[0].after.graph.nodes if is_collective(node) and not is_wait(node)]
-    names = [str(node.target).split(".")[1] for node in found]
+    names = [name_of(node) for node in begun(compiler.reports[0].after)]
     if rank == 0:
         assert "take_over" not in names
-    return [name for name in names if name != "take_over"]
+    kept = [name for name in names if name != "take_over"]
+    halves = compiler._done[0][1]
+    recipes = [one for one in (halves.forward, halves.backward) if one is not None]
+    assert [name.partition(".")[0] for one in recipes for name in recipe.begun(one)] == [
+        f"lockstep_mesh::{name}" for name in kept
+    ]
+    if not any(name.endswith("_coalesced") for name in names):  # passes keep the order of the graph as it was captured
+        assert names == [name_of(node) for node in begun(compiler.reports[0].before)]
+    return kept
 
 
-@pytest.mark.parametrize(("level", "sizes"), [("O1", {"tp": 2}), ("O2", {"tp": 2}), ("O2", {"cp": 2})], ids=str)
-def test_every_rank_sends_the_same_in_the_same_order(level: str, sizes: dict[str, int]) -> None:
-    found = [collectives(rank, 1, level, **sizes) for rank in range(2)]
+def begun(module: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if is_collective(node) and not is_wait(node)]
+
+
+def name_of(node: fx.Node) -> str:
+    return str(node.target).split(".")[1]
+
+
+CASES = {
+    "O1 block, tp": (("O1", "block", {"tp": 2}), {"add_rows", "gather_rows", "hand_on"}),
+    "O2 block, tp": (("O2", "block", {"tp": 2}), {"add_rows", "gather_rows", "hand_on"}),
+    "O2 head, tp": (("O2", "head", {"tp": 2}), {"gather_rows", "part_of_loss", "all_add", "hand_on"}),
+    "O2 block, cp": (("O2", "block", {"cp": 2}), {"rows_to_heads", "heads_to_rows"}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_sends_the_same_in_the_same_order(case: str) -> None:
+    (level, what, sizes), expected = CASES[case]
+    found = [collectives(rank, 1, level, what, **sizes) for rank in range(2)]
     assert found[0] == found[1]
-    expected = {"add_rows", "gather_rows", "hand_on"} if "cp" not in sizes else {"rows_to_heads", "heads_to_rows"}
     assert {name.removesuffix("_coalesced") for name in found[0]} >= expected

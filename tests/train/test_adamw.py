@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import OptimizerConfig
+from lockstep.errors import LockstepError
 from lockstep.ops import Operators, operators
+from lockstep.train.compiled import CompiledUpdate
 from lockstep.train.optimizer import AdamW, clip_scale
 from lockstep.train.tree import global_norm
 
@@ -93,6 +95,34 @@ def test_state_goes_out_and_in() -> None:
     for optimizer in (one, two):
         optimizer.step([torch.full((4, 4), -0.2)], 0.1)
     assert torch.equal(one.parameters["w"], two.parameters["w"])
+
+
+def test_moments_that_somebody_replaces_are_those_of_the_next_update() -> None:
+    """As one program too, which holds tensors."""
+
+    def found(compiled: bool) -> dict[str, Tensor]:
+        parameters = {"w": torch.ones(4, 4), "b": torch.ones(4)}
+        optimizer = AdamW(parameters, OptimizerConfig(), BITWISE)
+        update = CompiledUpdate(optimizer) if compiled else optimizer.step
+        for step in range(3):
+            update(gradients([(4, 4), (4,)], step, torch.float32), 0.1, 1.0)
+            if step == 0:
+                optimizer.first["w"], optimizer.second["b"].data = torch.full((4, 4), 0.5), torch.full((4,), 0.25)
+        return {**parameters, **optimizer.state_dict()}
+
+    eager, program = found(False), found(True)
+    assert all(torch.equal(eager[name], program[name]) for name in eager)
+
+
+def test_moments_that_do_not_fit_are_named() -> None:
+    optimizer = AdamW({"w": torch.ones(4, 3)}, OptimizerConfig(), BITWISE)
+    update = CompiledUpdate(optimizer)
+    for wrong in (torch.zeros(3), torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(3, 4).T):
+        optimizer.second["w"] = wrong
+        with pytest.raises(
+            LockstepError, match=r"optimizer.second\['w'\] is .*: a moment is .* torch.float32 \[4, 3\]"
+        ):
+            update([torch.ones(4, 3)], 0.1, 1.0)
 
 
 def test_clipping() -> None:

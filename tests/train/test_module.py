@@ -215,6 +215,17 @@ def test_evaluation_is_without_dropout_and_leaves_the_modes(tiny: Tiny, tmp_path
     trainer.close()
 
 
+class Lazy(Mixer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.LazyLinear(VOCABULARY)
+
+
+def transposed(module: Mixer) -> Mixer:
+    module.up.weight.data = module.up.weight.data.T.contiguous().T
+    return module
+
+
 class Odd(nn.Module):
     """Gives whatever it was made with."""
 
@@ -236,7 +247,10 @@ class Odd(nn.Module):
         (Gru(), {"compile": {"recompute": "full"}}, "compile.recompute"),
         (Gru(), {"compile": {"explain": True}}, "compile.explain"),
         (Gru(vocabulary=200), {}, "fails: IndexError.*ids up to the tokenizer's vocabulary"),
-        (Gru().double(), {}, "is torch.float64; masters are contiguous float32: call .float"),
+        (Gru().double(), {}, "is torch.float64; masters are float32: call .float"),
+        (transposed(Mixer()), {}, r"up.weight is not contiguous, .* set up.weight.data = up.weight.contiguous\(\)"),
+        (Mixer().to("meta"), {}, r'embed.weight is on meta; .* call .to_empty\(device="cpu"\) and give it values'),
+        (Lazy(), {}, "head.weight has no shape yet: call the module once, on tokens"),
         (Gru().requires_grad_(False), {}, "has no parameter that trains"),
         (Odd(lambda t: (t,)), {}, "gives tuple; expected logits"),
         (Odd(lambda t: t), {}, "gives a tensor of torch.int64; expected logits"),
@@ -248,6 +262,13 @@ class Odd(nn.Module):
 def test_wrong_input_is_named(tiny: Tiny, tmp_path: Path, module: Any, sections: dict[str, Any], message: str) -> None:
     with pytest.raises(LockstepError, match=message):
         run(tiny, module, tmp_path / "run", **sections)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_traced_module_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    traced = torch.jit.trace(Mixer(), torch.zeros(1, 4, dtype=torch.int64))
+    with pytest.raises(LockstepError, match=r"is a traced or scripted module, .* give the module that it was made of"):
+        run(tiny, traced, tmp_path / "run")
 
 
 def test_a_described_model_beside_a_module_is_refused(tiny: Tiny) -> None:

@@ -24,6 +24,7 @@ from lockstep.train.checkpoint.manifest import describe
 from lockstep.train.engine import OneProcess
 from lockstep.train.memory import parameters
 from lockstep.train.metrics import read_metrics
+from lockstep.train.resolve import resolve
 from lockstep.train.step import StepGradient, step_gradient
 
 Tiny = Callable[..., Config]
@@ -305,6 +306,20 @@ def test_clipping_limits_the_update(tiny: Tiny, tmp_path: Path) -> None:
 def test_wrong_input_is_named(tiny: Tiny, sections: dict[str, Any], message: str) -> None:
     with pytest.raises(LockstepError, match=message):
         Trainer(tiny(**sections))
+
+
+def test_data_may_be_given_by_place_and_by_name(tiny: Tiny, tmp_path: Path, text: Path) -> None:
+    plain = tiny()
+    for given in ((str(text),), ([str(text)],), ({"sources": [str(text)]},)):
+        config, _ = resolve(plain, *given, {"data": {"seq_len": 16}})
+        assert (config.data.sources, config.data.seq_len, config.data.held_out) == ([str(text)], 16, 0.1)
+    assert resolve(plain, None, {"data": "other.txt"})[0].data.sources == ["other.txt"]
+    with pytest.raises(LockstepError, match="data gives sources twice, by place and by name: leave one out"):
+        Trainer(plain, str(text), data={"sources": ["other.txt"]})
+    with pytest.raises(LockstepError, match="`train` is 7: expected a mapping"):
+        Trainer(plain, train=7)
+    with pytest.raises(LockstepError, match=r"model is 'smol', which has no keys to set; found .'vocab_size': 9"):
+        Trainer(plain.model_copy(update={"model": "smol"}), model={"vocab_size": 9})
 
 
 def test_a_vocabulary_larger_than_the_embedding_is_refused(tiny: Tiny, tmp_path: Path) -> None:

@@ -127,6 +127,14 @@ def sent(recipe: Recipe, rows: int) -> list[int]:
     return found
 
 
+def begun(recipe: Recipe) -> list[str]:
+    """The messages between ranks that a recipe begins, in order, by operator. The first of ranks that hand something
+    on takes nothing over, and what another takes over is what the one before it hands on: that is left out."""
+    left_out = ("lockstep_mesh::wait", "lockstep_mesh::take_over")
+    calls = [call.operator for call in recipe.calls]
+    return [name for name in calls if name.startswith("lockstep_mesh::") and not name.startswith(left_out)]
+
+
 class NotAffine(Exception):
     """A graph whose sizes are not lines over the number of rows, or whose shape depends on it."""
 

@@ -22,6 +22,7 @@ Storage = tuple[Node, int]
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem",
                 "lockstep_mesh")  # fmt: skip
 _WAITS = ("_c10d_functional::wait_tensor", "lockstep_mesh::wait")
+_IN_STEPS = ("lockstep_mesh::all_add", "lockstep_mesh::all_add_coalesced")
 
 
 def storage(node: Node) -> Storage:
@@ -64,6 +65,11 @@ def is_collective(node: Node) -> bool:
 def is_wait(node: Node) -> bool:
     """Whether a node only waits for a collective; its value is the collective's."""
     return isinstance(node.target, OpOverload) and node.target.name() in _WAITS
+
+
+def sends_more(node: Node) -> bool:
+    """Whether what a node begins may have more to send, when it is waited for or the next message begins."""
+    return isinstance(node.target, OpOverload) and node.target.name() in _IN_STEPS
 
 
 def is_random(node: Node) -> bool:

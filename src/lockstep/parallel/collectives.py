@@ -17,6 +17,8 @@ from lockstep.ops.tree import tree_sum
 from lockstep.parallel.mesh import AXES, MeshShape
 from lockstep.parallel.transport import NoTransport, Pending, Transport
 
+Steps = Generator[bool, None, Tensor]
+"""A sum on its way: pauses after it sent something, with whether it will send more."""
 _LARGE = 1 << 16
 """Bytes from which on a message's size counts more than one more message."""
 
@@ -29,11 +31,36 @@ class Traffic:
     bytes: int = 0
 
 
-class Axis:
-    """This rank's group along one axis of the mesh. index: its place in it. Everybody in it must call alike."""
+class Outbox:
+    """What a rank has begun and not yet sent all of: at most one sum, whose later messages wait for earlier ones.
 
-    def __init__(self, name: str, ranks: Sequence[int], transport: Transport) -> None:
-        self.name, self.ranks, self.transport = name, tuple(ranks), transport
+    Whoever begins the next message lets it send those first. So the messages between two ranks come in the order in
+    which both begin what they belong to, whenever each waits for it; and ranks that begin in one order never wait for
+    each other.
+    """
+
+    def __init__(self) -> None:
+        self._unsent: Sum | None = None
+
+    def leave(self, found: Sum) -> None:
+        """A sum that has more to send; there is no other."""
+        self._unsent = found
+
+    def empty(self) -> None:
+        """Send what is left."""
+        found, self._unsent = self._unsent, None
+        if found is not None:
+            found.send()
+
+
+class Axis:
+    """This rank's group along one axis of the mesh. index: its place in it. outbox: one for all axes of a transport.
+
+    Everybody in it must call alike: begin in one order. When to wait is each one's own matter.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], transport: Transport, outbox: Outbox) -> None:
+        self.name, self.ranks, self.transport, self.outbox = name, tuple(ranks), transport, outbox
         self.index = self.ranks.index(transport.rank)
         self.traffic = Traffic()
 
@@ -43,12 +70,14 @@ class Axis:
 
     def send(self, tensor: Tensor, to: int) -> Pending:
         """Begin to send to the member at place ``to``."""
+        self.outbox.empty()
         self.traffic.calls += 1
         self.traffic.bytes += tensor.nbytes
         return self.transport.send(tensor, self.ranks[to])
 
     def receive(self, out: Tensor, source: int) -> Pending:
         """Begin to receive from the member at place ``source``."""
+        self.outbox.empty()
         return self.transport.receive(out, self.ranks[source])
 
     def exchange(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
@@ -77,11 +106,10 @@ class Axis:
         return self.begin_add(tensor, dtype or tensor.dtype).wait()
 
     def begin_add(self, tensor: Tensor, dtype: torch.dtype) -> Sum:
-        """`add`, begun: its first messages are on their way, and the tensor must not be changed until it has ended.
-        Members begin and wait in one order."""
-        return Sum(self._adding(tensor, dtype))
+        """`add`, begun: its first messages are on their way, and the tensor must not be changed until it has ended."""
+        return Sum(self._adding(tensor, dtype), self.outbox)
 
-    def _adding(self, tensor: Tensor, dtype: torch.dtype) -> Generator[None, None, Tensor]:
+    def _adding(self, tensor: Tensor, dtype: torch.dtype) -> Steps:
         """The sum; pauses where messages are on their way."""
         if self.size == 1:
             return tensor.to(dtype)
@@ -97,14 +125,15 @@ class Axis:
         while step < self.size:
             partner = self.index ^ step
             theirs = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-            yield from _arrived([self.receive(theirs, partner), self.send(tensor.contiguous(), partner)])
-            tensor = tensor + theirs  # commutative: both sides get the same bits
             step *= 2
+            pending = [self.receive(theirs, partner), self.send(tensor.contiguous(), partner)]
+            yield from _arrived(pending, more=step < self.size)
+            tensor = tensor + theirs  # commutative: both sides get the same bits
         return tensor.to(dtype)
 
-    def _adding_parts(self, tensor: Tensor, dtype: torch.dtype) -> Generator[None, None, Tensor]:
+    def _adding_parts(self, tensor: Tensor, dtype: torch.dtype) -> Steps:
         parts = tensor.reshape(-1).tensor_split(self.size)
-        total = yield from self._adding_part(parts, dtype)
+        total = yield from self._adding_part(parts, dtype, more=True)
         sums = [total if i == self.index else part.new_empty(part.shape, dtype=dtype) for i, part in enumerate(parts)]
         yield from _arrived(self.begin_exchange([total] * self.size, sums))
         return torch.cat(sums).view(tensor.shape)
@@ -118,11 +147,11 @@ class Axis:
 
     def begin_add_part(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Sum:
         """`add_part`, begun."""
-        return Sum(self._adding_part(parts, dtype))
+        return Sum(self._adding_part(parts, dtype), self.outbox)
 
-    def _adding_part(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Generator[None, None, Tensor]:
+    def _adding_part(self, parts: Sequence[Tensor], dtype: torch.dtype, more: bool = False) -> Steps:
         mine = [parts[self.index] if i == self.index else torch.empty_like(parts[self.index]) for i in range(self.size)]
-        yield from _arrived(self.begin_exchange(parts, mine))
+        yield from _arrived(self.begin_exchange(parts, mine), more)
         while len(mine) > 1:
             mine = [left + right for left, right in zip(mine[::2], mine[1::2], strict=True)]
         return mine[0].to(dtype)
@@ -158,27 +187,37 @@ class Axis:
 class Sum:
     """A sum over ranks that was begun."""
 
-    def __init__(self, steps: Generator[None, None, Tensor]) -> None:
-        self._steps = steps
+    def __init__(self, steps: Steps, outbox: Outbox) -> None:
+        outbox.empty()
+        self._steps, self._outbox, self._more = steps, outbox, False
         self._total: Tensor | None = None
         self._go_on()
+        if self._more:
+            outbox.leave(self)
 
     def wait(self) -> Tensor:
         """The sum, when it is there."""
+        if self._more:  # then it is the one in the outbox
+            self._outbox.empty()
         while self._total is None:
             self._go_on()
         return self._total
 
+    def send(self) -> None:
+        """Send everything, which may have to wait for what others send first; its end is for `wait`."""
+        while self._more:
+            self._go_on()
+
     def _go_on(self) -> None:
         try:
-            next(self._steps)
+            self._more = next(self._steps)
         except StopIteration as end:
             self._total = end.value
 
 
-def _arrived(pending: list[Pending]) -> Generator[None, None, None]:
-    """Pause, then wait for messages."""
-    yield
+def _arrived(pending: list[Pending], more: bool = False) -> Generator[bool, None, None]:
+    """Pause, then wait for messages. more: whether others will be sent then."""
+    yield more
     for work in pending:
         work.wait()
 
@@ -193,9 +232,9 @@ class Mesh:
         shape.check_world(transport.size)
         self.shape, self.rank, self.transport = shape, transport.rank, transport
         self.place = shape.place(self.rank)
-        names = (*AXES, "ep", "edp")
-        self.axes = {axis: Axis(axis, shape.group(self.rank, axis), transport) for axis in names}
-        self.world = Axis("world", range(shape.size), transport)
+        names, outbox = (*AXES, "ep", "edp"), Outbox()
+        self.axes = {axis: Axis(axis, shape.group(self.rank, axis), transport, outbox) for axis in names}
+        self.world = Axis("world", range(shape.size), transport, outbox)
 
     def __getitem__(self, axis: str) -> Axis:
         return self.axes[axis]

@@ -41,24 +41,16 @@ class Group:
             self.begun[out.data_ptr()] = message
 
     def wait(self, out: Tensor) -> Tensor:
-        """out, with what was begun for it. A sum goes on only while somebody waits, and other ranks wait for what we
-        still have to send: so sums end in the order in which all ranks began them, whichever is asked for."""
-        wanted = self.begun.pop(out.data_ptr())
-        for message in self.begun.values():
-            if message is wanted:
-                break
-            if message.goes_on:
-                message.finish()
-        wanted.finish()
+        """out, with what was begun for it."""
+        self.begun.pop(out.data_ptr()).finish()
         return out
 
 
 class Message:
-    """What was begun and has to be ended, once. goes_on: whether there is more to send before it ends."""
+    """What was begun and has to be ended, once."""
 
-    def __init__(self, end: Callable[[], None], goes_on: bool = False) -> None:
+    def __init__(self, end: Callable[[], None]) -> None:
         self._end: Callable[[], None] | None = end
-        self.goes_on = goes_on
 
     def finish(self) -> None:
         end, self._end = self._end, None
@@ -172,7 +164,7 @@ def sum_into(total: Sum, outs: Sequence[Tensor]) -> Message:
         for out, part in zip(outs, flat.split([out.numel() for out in outs]), strict=True):
             out.view(-1).copy_(part)
 
-    return Message(end, goes_on=True)
+    return Message(end)
 
 
 def _add(axis: Axis, out: Tensor, x: Tensor, dtype: torch.dtype) -> Message:

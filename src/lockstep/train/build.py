@@ -189,8 +189,8 @@ def _prepare(decoder: Decoder, config: Config, adapters: bool) -> str | None:
     for name, parameter in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         # A copy: a loaded weight may be a view of the mapped file.
-        own = nn.Parameter(parameter.detach().to(torch.float32, copy=True), requires_grad=parameter.requires_grad)
-        setattr(decoder.get_submodule(owner), leaf, own)
+        own = parameter.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+        setattr(decoder.get_submodule(owner), leaf, nn.Parameter(own, requires_grad=parameter.requires_grad))
     return None
 
 

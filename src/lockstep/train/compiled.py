@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -26,12 +27,26 @@ def compiler_of(
 
 
 class CompiledUpdate:
-    """`AdamW.step` as one program."""
+    """`AdamW.step` as one program: of the tensors that the optimizer holds, made again where it holds others."""
 
     def __init__(self, optimizer: AdamW) -> None:
         self._optimizer = optimizer
+        self._bind()
+
+    def __call__(self, gradients: Sequence[Tensor], lr: float, scale: float) -> None:
+        bound = self._tensors()
+        if any(map(operator.is_not, bound, self._bound)) or [*map(Tensor.data_ptr, bound)] != self._memory:
+            self._bind()
+        self._program(gradients, *self._optimizer.advance(lr, scale))
+
+    def _bind(self) -> None:
+        optimizer = self._optimizer
+        optimizer.check()
+        self._bound = self._tensors()
+        self._memory = [*map(Tensor.data_ptr, self._bound)]
         decays = [optimizer.decays(p) for p in optimizer.parameters.values()]
         self._program = Update(optimizer.parameters, optimizer.first, optimizer.second, decays)
 
-    def __call__(self, gradients: Sequence[Tensor], lr: float, scale: float) -> None:
-        self._program(gradients, *self._optimizer.advance(lr, scale))
+    def _tensors(self) -> list[Tensor]:
+        held = self._optimizer
+        return [*held.parameters.values(), *held.first.values(), *held.second.values()]

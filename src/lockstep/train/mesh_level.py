@@ -72,6 +72,8 @@ class LevelOnMesh:
         self._plain = pipeline.call
         self._asked = config.compile.of_model != "O0" and model.ops.numerics == "bitwise"
         self._unchanged: Unchanged | None = None
+        self._messages = 0
+        """That its programs begin, as one number."""
         self._groups: list[dict[int, GroupPrograms]] = []
         """By what numbers of rows leave, where ranks share them (otherwise one entry), and by group."""
         self._update: CompiledUpdate | None = None
@@ -86,6 +88,8 @@ class LevelOnMesh:
                 return
             self.note("the model was changed after it was compiled: compiling again")
         reason = self._compile()
+        if not self._where(bool(reason)):
+            reason = self._other_order()
         if failed := self._where(bool(reason)):
             self._asked, self._groups, self._update, self.pipeline.call = False, [], None, self._plain
             reason = reason or f"rank {failed[0]} could not be compiled"
@@ -94,6 +98,17 @@ class LevelOnMesh:
     def _where(self, here: bool) -> list[int]:
         """The ranks on which something is so."""
         return [rank for rank, flag in enumerate(self.mesh.world.gather(torch.tensor([float(here)]))) if flag]
+
+    def _other_order(self) -> str:
+        """Why ranks would wait for each other for ever, or nothing: each has made its programs by itself."""
+        mine = torch.tensor([self._messages])
+        for axis in map(self.mesh.__getitem__, self.part.named_axes):
+            if any(not torch.equal(mine, one) for one in axis.gather(mine)):
+                return (
+                    f"the programs of the ranks along {axis.name} begin their messages in different orders. Leave the "
+                    "pass out that does it, for instance with --compile.disable-pass bucket-collectives"
+                )
+        return ""
 
     def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Callable[[Put], Work] | None:
         """Makes what computes the groups for these micro-batches; None: operators one by one, or block by block (O1).
@@ -117,6 +132,7 @@ class LevelOnMesh:
             self._programs(compiler)
         except CannotCompile as error:
             return str(error)
+        self._messages = compiler.messages()
         # A hook on one rank alone would leave it waiting for the others; sharded weights come and go.
         self._unchanged = Unchanged(self.model.decoder, hooks=False, memory=self.part.store is None)
         if how.explain:

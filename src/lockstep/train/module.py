@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import FlopCounterMode
 
 from lockstep.config import CompileConfig, Config, ModelConfig
@@ -133,17 +134,29 @@ def check_arguments(config: Config, given: Model | None, module: nn.Module) -> N
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise LockstepError(
+            f"{title(module)} is a traced or scripted module, which no level can look into: give the module that it "
+            "was made of"
+        )
     found = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not found:
         raise LockstepError(f"{title(module)} has no parameter that trains: requires_grad_(True) those that should")
     for name, p in module.named_parameters():
+        if is_lazy(p):
+            raise LockstepError(f"{title(module)}: {name} has no shape yet: call the module once, on tokens, before")
         if p.device.type != "cpu":
-            raise LockstepError(f"{title(module)}: {name} is on {p.device}; modules train on the CPU: call .cpu()")
+            how = 'call .to_empty(device="cpu") and give it values' if p.is_meta else "call .cpu()"
+            raise LockstepError(f"{title(module)}: {name} is on {p.device}; modules train on the CPU: {how}")
     for name, p in found.items():
-        if p.dtype != torch.float32 or not p.is_contiguous():
+        if p.dtype != torch.float32:
             raise LockstepError(
-                f"{title(module)}: {name} is {p.dtype}{'' if p.is_contiguous() else ', not contiguous'}; masters are "
-                "contiguous float32: call .float() first, and let train.dtype choose the compute dtype"
+                f"{title(module)}: {name} is {p.dtype}; masters are float32: call .float() first, and let train.dtype "
+                "choose the compute dtype"
+            )
+        if not p.is_contiguous():
+            raise LockstepError(
+                f"{title(module)}: {name} is not contiguous, as masters are: set {name}.data = {name}.contiguous()"
             )
     return found
 

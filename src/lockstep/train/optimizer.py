@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config.train import OptimizerConfig
+from lockstep.errors import LockstepError
 from lockstep.ops import AdamWFactors, Operators
 
 
@@ -38,6 +39,18 @@ class AdamW:
         for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
             factors = decayed if self.decays(parameter) else plain
             self.ops.adamw(parameter, gradient, self.first[name], self.second[name], factors)
+
+    def check(self) -> None:
+        """LockstepError for moments that somebody put here and that are not like their parameter."""
+        for kind, moments in (("first", self.first), ("second", self.second)):
+            for name, p in self.parameters.items():
+                found = moments.get(name)
+                if found is None or (found.shape, found.dtype) != (p.shape, p.dtype) or not found.is_contiguous():
+                    what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}, {found.stride()} apart"
+                    raise LockstepError(
+                        f"optimizer.{kind}[{name!r}] is {what}: a moment is a contiguous tensor like its parameter, "
+                        f"{p.dtype} {list(p.shape)}"
+                    )
 
     def advance(self, lr: float, scale: float) -> tuple[AdamWFactors, AdamWFactors]:
         """Begin the next update: its scalars for parameters without weight decay, and for those with it."""

@@ -47,7 +47,7 @@ class Trainer:
     ``Trainer(Config(), "notes.txt", train={"out": "runs/notes", "steps": 100}).fit()``
 
     config: a `Config`, or a loaded `Model`, which is fine-tuned in place. data: what replaces ``data.sources``, or a
-    mapping of keys of that section. sections: keys of the other sections, by section. resume: the run's own
+    mapping of keys of that section. sections: keys of sections, by section, ``data`` too. resume: the run's own
     directory or one of its checkpoints, to go on from. allow_changes: resume although the result will not be that of
     one whole run. mesh: this process's rank and its way to the others, where ``parallel`` asks for more than one
     (`lockstep train` starts them; under torchrun `lockstep.train.processes.joined` gives it).
@@ -68,13 +68,14 @@ class Trainer:
         self,
         config: Config | Model,
         data: str | Sequence[str] | Mapping[str, Any] | None = None,
+        /,
         *,
         resume: str | Path | None = None,
         allow_changes: bool = False,
         display: Display | None = None,
         mesh: Mesh | None = None,
         module: nn.Module | None = None,
-        **sections: Mapping[str, Any],
+        **sections: Any,
     ) -> None:
         self.config, given = resolve(config, data, sections)
         if module is not None:

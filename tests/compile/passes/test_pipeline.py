@@ -57,6 +57,10 @@ def test_a_wrong_name_is_told_with_the_nearest() -> None:
 
 
 def test_a_pass_that_does_not_run_at_the_level_is_told() -> None:
+    with pytest.raises(
+        LockstepError, match=r"compile.only_pass: dead-code does not run at O0.*leave compile.only_pass"
+    ):
+        pipeline("O0", only=["dead-code"])
     with pytest.raises(LockstepError, match=r"overlap-collectives needs the whole step.*Set compile.level to O2"):
         pipeline("O1", only=["overlap-collectives"])
     assert "overlap-collectives" not in names("O1", disable=["overlap-collectives"])

@@ -1,7 +1,8 @@
 """Overlap order: a collective begins as soon as what it sends is ready, and is waited for as late as possible.
 
-Collectives keep their order among themselves, which every rank shares; computation moves in between: what the
-collective does not need from before its beginning, and what does not need it from behind the wait.
+Collectives begin in the order in which they were captured, which every rank shares; that is all that ranks need
+(`parallel.collectives.Outbox`), as each may wait when it likes. Computation moves in between: what the collective does
+not need from before its beginning, and what does not need it from behind the wait.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from torch.fx import Node
 
 from lockstep.compile.passes.base import Changes, Pass, PassContext
 from lockstep.compile.passes.recompute import forward_of
-from lockstep.memory.effects import is_collective, is_pure, is_view, is_wait, storage, written
+from lockstep.memory.effects import (
+    is_collective,
+    is_element,
+    is_pure,
+    is_view,
+    is_wait,
+    sends_more,
+    storage,
+    written,
+)
 
 
 def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
@@ -19,7 +29,7 @@ def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
     work of the same part, forward or backward."""
     graph, count = module.graph, 0
     ahead = forward_of(graph, context.forward_outputs)
-    begun = [n for n in graph.nodes if is_collective(n) and not is_wait(n) and not written(n)]
+    begun = [n for n in graph.nodes if is_collective(n) and _is_waited_for(n) and not written(n)]
     for node in begun:
         count += max(_earlier(node), _fill_from_before(node, ahead))
     for node in reversed(list(graph.nodes)):
@@ -28,13 +38,23 @@ def rewrite(module: fx.GraphModule, context: PassContext) -> Changes:
     return Changes(count)
 
 
+def _is_waited_for(node: Node) -> bool:
+    """Whether a node only begins something; one that ends it too leaves nothing to do meanwhile."""
+    users = [user for one in node.users for user in (one.users if is_element(one) else (one,))]
+    return not is_wait(node) and any(map(is_wait, users))
+
+
 def _earlier(node: Node) -> int:
-    """Put a collective right behind the last node that it must follow; whether it moved past a computation."""
+    """Put a collective right behind the last node that it must follow; whether it moved past a computation.
+
+    It stays behind the wait for a sum that has more to send: that would have to be sent before it begins, so the
+    computation meanwhile would be meanwhile no more.
+    """
     needed = set(node.all_input_nodes)
     sent = {storage(source) for source in node.all_input_nodes}
     at, passed = node.prev, 0
     while at.op == "call_function" and at not in needed:
-        fixed = is_collective(at) and not is_wait(at)
+        fixed = is_collective(at) and (not is_wait(at) or sends_more(storage(at)[0]))
         if fixed or any(storage(target) in sent for target in written(at)):
             break
         passed += is_pure(at) and not is_view(at)

@@ -36,7 +36,8 @@ _WHOLE_STEP = frozenset({"overlap-collectives"})
 def pipeline(level: Level, disable: Sequence[str] = (), only: Sequence[str] = ()) -> tuple[Pass, ...]:
     """The passes of a level in order, without those in `disable`, or only those in `only`; none at O0.
 
-    LockstepError for a name that is no pass, where both lists are given, and where none of `only` runs at the level.
+    LockstepError for a name that is no pass, where both lists are given, and where none of `only` runs at the level,
+    as at O0.
     """
     if disable and only:
         raise LockstepError(
@@ -46,6 +47,11 @@ def pipeline(level: Level, disable: Sequence[str] = (), only: Sequence[str] = ()
     for key, names in (("compile.disable_pass", disable), ("compile.only_pass", only)):
         for name in names:
             _check(key, name)
+    if level == "O0" and only:
+        raise LockstepError(
+            f"compile.only_pass: {', '.join(only)} does not run at O0, where no pass does. Set compile.level to O1 or "
+            "O2, or leave compile.only_pass out."
+        )
     if level == "O0":
         return ()
     chosen = [step for step in _ALL if level == "O2" or step.name not in _WHOLE_STEP]
