@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 
 import httpx
 import pytest
@@ -308,6 +309,34 @@ def test_it_fits_narrow_and_wide_light_and_dark(page: Page, width: int, height: 
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.keyboard.press("Escape")
     expect(page.locator("#settings")).to_be_hidden()
+
+
+def test_a_model_that_is_not_there_yet_is_told_where_one_looks(page: Page) -> None:
+    """What was written stays, and can be sent as soon as the model is there; another model shows its own name."""
+    reason = "the model is being loaded: try again in a moment."
+    page.route("**/ready", lambda route: route.fulfill(status=503, json={"reason": reason}))
+    page.reload()
+    expect(page.locator("#state")).to_have_text("not ready")
+    ask(page, "the quick")
+    expect(page.locator("#wait")).to_have_text(f"This cannot be sent yet: {reason}")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("the quick")
+    page.unroute("**/ready")
+    expect(page.locator("#wait")).to_be_hidden(timeout=4000)
+    name = "org/" + "another-long-name" * 3
+    models = {"object": "list", "data": [{"id": name}]}
+    missing = {"error": {"message": "there is no model 'tiny'", "code": "model_not_found"}}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=404, json=missing))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("There is no model 'tiny'")
+    expect(page.get_by_label("Model", exact=True)).to_have_value(name)
+    expect(page.get_by_role("button", name="Regenerate")).to_have_count(0)
+    page.set_viewport_size({"width": 360, "height": 640})
+    boxes = [part.bounding_box() for part in page.locator("header select, #state, header button").all()]
+    edges = [(box["x"], box["x"] + box["width"]) for box in boxes if box is not None]
+    assert len(edges) == 4
+    assert all(left[1] <= right[0] for left, right in pairwise(edges))
+    assert edges[-1][1] <= 360
 
 
 def test_a_server_with_a_key_asks_for_it(browser: Browser) -> None:

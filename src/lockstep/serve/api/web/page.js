@@ -10,6 +10,7 @@ const turns = []; // {role, content}
 let running = null; // the AbortController of the answer that is coming
 let follows = true; // the newest text is kept in view
 let known = false; // whether the models shown are the server's
+let later = 0; // the timer of the next look at its state
 const answers = new WeakMap(); // by element
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
@@ -53,7 +54,7 @@ async function ask() {
   if (!turn.isConnected) return; // a new chat was begun
   answer.end();
   if (answer.text) turns.push({ role: "assistant", content: answer.text });
-  if (answer.count || stopped) turn.append(foot(answer, stopped, turn));
+  if (answer.count || stopped) turn.append(foot(answer, stopped, problem ? null : turn));
   else answer.element.remove();
   if (problem) turn.append(trouble(problem, turn));
   if (problem?.status === 401) settings(true, "key");
@@ -66,12 +67,15 @@ async function ask() {
   if (!problem) prompt.focus({ preventScroll: true });
 }
 
+// turn: what may be asked for again; null where that is offered elsewhere.
 function foot(answer, stopped, turn) {
   const bar = element("div", "foot");
   bar.append(button("Copy", (event) => copy(answer.text, event.target)));
-  const again = button("Regenerate", () => redo(turn));
-  again.classList.add("again");
-  bar.append(again);
+  if (turn) {
+    const again = button("Regenerate", () => redo(turn));
+    again.classList.add("again");
+    bar.append(again);
+  }
   for (const fact of answer.facts(stopped)) bar.append(element("span", "fact", fact));
   return bar;
 }
@@ -98,8 +102,7 @@ function send() {
   const text = prompt.value.trim();
   if (!text || running) return;
   if (!find("model").value) {
-    connect();
-    say("The model is not ready yet.");
+    connect(true);
     return;
   }
   if (turns.at(-1)?.role === "user") turns.pop(); // it got no answer: templates want roles to alternate
@@ -129,8 +132,8 @@ function busy(yes) {
   log.setAttribute("aria-busy", String(yes));
 }
 
-// The server's state, and its models once it is ready.
-async function connect() {
+// The server's state, and its models once it is ready. asked: somebody waits for it, and is told why.
+async function connect(asked) {
   const state = find("state");
   try {
     const ready = await fetch("/ready");
@@ -143,14 +146,23 @@ async function connect() {
     state.textContent = "ready";
     state.title = "";
     state.className = "state good";
+    find("wait").hidden = true;
   } catch (error) {
     known = false; // another server may come up
     const key = error.status === 401;
-    state.textContent = key ? "needs an API key" : error instanceof TypeError ? "not reachable" : "not ready";
-    state.title = error.message;
+    const gone = error instanceof TypeError;
+    const reason = key ? "the server asks for an API key." : gone ? "the server cannot be reached." : error.message;
+    state.textContent = key ? "needs an API key" : gone ? "not reachable" : "not ready";
+    state.title = reason;
     state.className = "state bad";
     if (key && find("settings").hidden && !find("key").value) settings(true, "key");
+    if (asked) {
+      find("wait").textContent = `This cannot be sent yet: ${reason}`;
+      find("wait").hidden = false;
+    }
   }
+  clearTimeout(later);
+  later = setTimeout(connect, known ? 5000 : 1000);
 }
 
 function settings(open, focus) {
@@ -243,7 +255,7 @@ find("reset").addEventListener("click", () => {
   KEPT.forEach((field, i) => (field[field.type === "checkbox" ? "checked" : "value"] = DEFAULTS[i]));
   keep();
 });
-find("key").addEventListener("change", connect);
+find("key").addEventListener("change", () => connect());
 for (const field of KEPT) field.addEventListener("input", keep);
 document.addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
@@ -272,4 +284,3 @@ log.addEventListener("drawn", follow);
 
 restore();
 connect();
-setInterval(connect, 5000);
