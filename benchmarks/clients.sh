@@ -6,6 +6,10 @@
 set -euo pipefail
 clients="${CLIENTS:-$HOME/.cache/lockstep/clients}"
 python="${PYTHON:-python3}"
+"$python" -c 'import torch, transformers' || {
+  echo "$python has no PyTorch or transformers: activate this project's environment first, or name it with PYTHON=" >&2
+  exit 1
+}
 "$python" -m venv "$clients"
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
   > "$("$clients/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,13 @@ def batching(
 ) -> Report:
     """Run the mix every way at the same time, on an engine of its own each. progress is told the part that is done."""
     work = mix.draw(command, model.config.vocab_size)
-    tell = progress or (lambda done: None)
-    played = [_serve(model, work, mix, lambda done, i=i: tell((i + done) / rounds)) for i in range(rounds)]  # type: ignore[misc]
+    played = []
+    for i in range(rounds):
+        sides = {name: _Side(model, work, mix, way) for name, way in WAYS.items()}
+        for done in _serve(sides.values()):
+            if progress is not None:
+                progress((i + done) / rounds)
+        played.append({name: side.served() for name, side in sides.items()})
     found = {name: [served[name] for served in played] for name in WAYS}
     ours = found["continuous"]
     rows, gains = [], {}
@@ -163,16 +168,16 @@ def _first_tokens(model: Model, mix: Mix, rounds: int) -> First:
     return First(statistics.median(cold), statistics.median(warm))
 
 
-def _serve(model: Model, work: Sequence[Asked], mix: Mix, tell: Callable[[float], None]) -> dict[str, Served]:
-    """One round: step by step, the next step being that of the side whose requests have got the least of their answers
-    so far. So a busy moment of the machine hits every side at the same place of its work."""
-    sides = {name: _Side(model, work, mix, way) for name, way in WAYS.items()}
-    whole = sum(tokens for _, tokens in work)
-    while running := [side for side in sides.values() if side.runs()]:
+def _serve(sides: Collection[_Side]) -> Iterator[float]:
+    """One round, step by step; gives the part of the work that is done.
+
+    The next step is that of the side whose requests have got the least of their answers so far. So a busy moment of the
+    machine hits every side at the same place of its work.
+    """
+    while running := [side for side in sides if side.runs()]:
         side = min(running, key=lambda side: side.told)
         side.advance()
-        tell(side.told / whole)
-    return {name: side.served() for name, side in sides.items()}
+        yield side.told / side.whole
 
 
 class _Side:
@@ -185,12 +190,13 @@ class _Side:
         self._clock, self._seconds, self._way = _Clock(self._engine), 0.0, way
         size = mix.at_once if way.whole_batches else len(work)
         self._batches = [work[at : at + size] for at in range(0, len(work), size)]
-        self._whole = sum(tokens for _, tokens in work)
+        self.whole = sum(tokens for _, tokens in work)
+        """Tokens that are asked for."""
         self._left: dict[int, int] = {}
         """Tokens that a request still waits for, by its id."""
         self._answers: list[float] = []
         self.told = 0
-        """Tokens that were asked for and have come."""
+        """Those of them that have come."""
 
     def runs(self) -> bool:
         return bool(self._batches) or self._engine.has_work()
@@ -208,7 +214,7 @@ class _Side:
     def served(self) -> Served:
         share, reading = 1 - self._clock.inside / self._seconds, self._clock.reading / self._seconds
         rows, answer = self._engine.stats().computed_tokens, statistics.median(self._answers)
-        return Served(self._seconds, self._whole / self._seconds, rows, share, reading, answer)
+        return Served(self._seconds, self.whole / self._seconds, rows, share, reading, answer)
 
     def _begin(self, batch: Sequence[Asked]) -> None:
         from lockstep.serve import SamplingParams
