@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -116,12 +118,22 @@ def test_moments_that_somebody_replaces_are_those_of_the_next_update() -> None:
 
 def test_moments_that_do_not_fit_are_named() -> None:
     optimizer = AdamW({"w": torch.ones(4, 3)}, OptimizerConfig(), BITWISE)
-    update = CompiledUpdate(optimizer)
-    for wrong in (torch.zeros(3), torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(3, 4).T):
-        optimizer.second["w"] = wrong
+    wrong = (torch.zeros(3), torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(3, 4).T)
+    for update, moment in itertools.product((CompiledUpdate(optimizer), optimizer.step), wrong):
+        optimizer.second["w"] = moment
         with pytest.raises(
             LockstepError, match=r"optimizer.second\['w'\] is .*: a moment is .* torch.float32 \[4, 3\]"
         ):
+            update([torch.ones(4, 3)], 0.1, 1.0)
+
+
+def test_a_parameter_that_is_not_contiguous_is_named() -> None:
+    weight = torch.ones(4, 3)
+    optimizer = AdamW({"layers.0.w": weight}, OptimizerConfig(), BITWISE)
+    updates = (CompiledUpdate(optimizer), optimizer.step)
+    weight.data = torch.ones(3, 4).T
+    for update in updates:
+        with pytest.raises(LockstepError, match=r"layers.0.w is not contiguous, \[4, 3\] with strides \(1, 4\)"):
             update([torch.ones(4, 3)], 0.1, 1.0)
 
 

@@ -16,6 +16,7 @@ from lockstep.compile import Cache
 from lockstep.compile.cache import entries
 from lockstep.compile.describe import describe
 from lockstep.compile.own_code import OwnCode
+from lockstep.errors import LockstepError
 from lockstep.model.mlp import MLP
 
 LEVELS = ("O1", "O2")
@@ -126,6 +127,23 @@ def test_layers_that_change_places_keep_their_gradients(tmp_path, change):
     found = runs(change, tmp_path)
     assert all(equal for equal, _ in found.values())
     assert "is not the parameter any more that the run trains" in found["O2"][1][-1]
+
+
+def test_a_weight_that_is_not_contiguous_is_named(tmp_path):
+    """O0 computes with it; what cannot be is its update."""
+
+    def turned(made):
+        weight = made.layers[1].mlp.up.weight
+        weight.data = weight.data.T.contiguous().T
+
+    for level in ("O0", *LEVELS):
+        made, notes = decoder("llama", num_layers=2), []
+        run = Steps(made, torch.float32, level, Cache(tmp_path), notes)
+        run.step(0)
+        turned(made)
+        with pytest.raises(LockstepError, match=r"layers.1.mlp.up.weight is not contiguous, .* strides"):
+            run.step(1)
+        assert level == "O0" or "mlp.up.weight is not contiguous: set" in notes[-1]
 
 
 def test_a_parameter_that_the_run_does_not_train_may_not_ask_for_a_gradient(tmp_path):

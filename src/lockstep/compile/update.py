@@ -41,7 +41,7 @@ class GlobalNorm:
 
     def __call__(self, gradients: Sequence[Tensor]) -> float:
         """The norm. NaN or infinite if any element is."""
-        self._program.run(self._gradients, gradients)
+        self._program.run(self._gradients, [gradient.contiguous() for gradient in gradients])
         return float(self._program.value(self._norm))
 
 
@@ -72,7 +72,7 @@ class Update:
         """One update by these gradients, in the order of the parameters."""
         values = [value for group in self._factors for value in group]
         self._program.set_floats(values, [*astuple(plain), *astuple(decayed)])
-        self._program.run(self._gradients, gradients)
+        self._program.run(self._gradients, [gradient.contiguous() for gradient in gradients])
         torch.autograd.graph.increment_version(self._parameters)  # caches of the weights must see it
 
 

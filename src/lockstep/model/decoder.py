@@ -168,8 +168,8 @@ class Block(nn.Module):
         keys and values, or latents, with a Paged batch."""
         h = self.attn(ops, self.attn_norm(ops, x, dtype), batch, rope, pages)
         x = x + (h if self.attn_post_norm is None else self.attn_post_norm(ops, h))
-        h = self.mlp_norm(ops, x, dtype)
-        h = self.mlp(ops, h, routed) if isinstance(self.mlp, MoE) else self.mlp(ops, h)
+        h, mlp = self.mlp_norm(ops, x, dtype), self.mlp
+        h = mlp(ops, h, routed) if isinstance(mlp, MoE) else mlp(ops, h)
         return x + (h if self.mlp_post_norm is None else self.mlp_post_norm(ops, h))
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.ops.raw import kernel
+
 
 @dataclass(frozen=True)
 class AdamWFactors:
@@ -32,7 +34,7 @@ class AdamWFactors:
 
 def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, f: AdamWFactors) -> None:
     """Update p, m and v (float32, contiguous, one shape) in place by the gradient g."""
-    torch.ops.lockstep.adamw(
+    kernel.adamw(
         p.detach(), g.contiguous(), m, v, f.scale, f.beta1, f.rest1, f.beta2, f.rest2, f.root, f.eps, f.keep, f.lr
     )
     torch.autograd.graph.increment_version(p)  # the kernel writes past autograd; caches of the weight must see it
@@ -40,5 +42,5 @@ def adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, f: AdamWFactors) -> None:
 
 def square_sum(x: Tensor) -> Tensor:
     """The sum of squares of x (float32), a float64 scalar; squares of float32 are exact in float64."""
-    total: Tensor = torch.ops.lockstep.square_sum(x.detach().contiguous())
+    total: Tensor = kernel.square_sum(x.detach().contiguous())
     return total

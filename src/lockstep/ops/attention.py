@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -16,6 +15,7 @@ from lockstep.errors import LockstepError
 from lockstep.ops.batch import KVPages, Packed, Paged
 from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
+from lockstep.ops.raw import kernel
 
 
 def attention(
@@ -37,7 +37,7 @@ def write_kv(k: Tensor, v: Tensor, pages: KVPages, batch: Paged) -> None:
     check_head_dim(k.shape[-1])
     check_head_dim(v.shape[-1])
     table, starts, positions = batch.page_table, batch.starts, batch.positions
-    torch.ops.lockstep.write_kv(k.contiguous(), v.contiguous(), pages.k, pages.v, table, starts, positions)
+    kernel.write_kv(k.contiguous(), v.contiguous(), pages.k, pages.v, table, starts, positions)
 
 
 def paged_attention(
@@ -46,7 +46,7 @@ def paged_attention(
     """q [T, Hq, d] of new tokens over the pages of their sequences -> [T, Hq, e]; without gradient."""
     check_head_dim(q.shape[-1])
     refuse_gradient("paged attention", q)
-    out: Tensor = torch.ops.lockstep.attention_paged(
+    out: Tensor = kernel.attention_paged(
         q.contiguous(), pages.k, pages.v, batch.page_table, batch.starts, batch.positions, scale, window or 0, softcap
     )
     return out
@@ -62,21 +62,21 @@ def check_head_dim(head_dim: int, name: str = "head_dim") -> None:
         )
 
 
+@first_order
 class _Attention(Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, batch: Packed, scale: float, window: int, softcap: float
     ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out, lse = torch.ops.lockstep.attention_packed(q, k, v, batch.starts, batch.positions, scale, window, softcap)
+        out, lse = kernel.attention_packed(q, k, v, batch.starts, batch.positions, scale, window, softcap)
         ctx.save_for_backward(q, k, v, out, lse, batch.starts, batch.positions)
         ctx.scale, ctx.window, ctx.softcap = scale, window, softcap
         return out
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dq, dk, dv = torch.ops.lockstep.attention_backward(grad, *saved, ctx.scale, ctx.window, ctx.softcap)
+        dq, dk, dv = kernel.attention_backward(grad, *saved, ctx.scale, ctx.window, ctx.softcap)
         return dq, dk, dv, None, None, None, None

@@ -59,6 +59,7 @@ def on_contexts(ops: Operators, rows: HeadRows, captured: bool = False) -> Opera
     return replace(own, rope=rope, attention=attention, linear=here, cut_as="rows over contexts")
 
 
+@first_order
 class _ToHeads(Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, rows: HeadRows) -> Tensor:
@@ -66,11 +67,11 @@ class _ToHeads(Function):
         return rows.to_heads(own)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.to_rows(grads[0]), None
 
 
+@first_order
 class _ToRows(Function):
     @staticmethod
     def forward(ctx: Any, heads: Tensor, rows: HeadRows) -> Tensor:
@@ -78,6 +79,5 @@ class _ToRows(Function):
         return rows.to_rows(heads)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.to_heads(grads[0]), None

@@ -14,12 +14,13 @@ from torch.autograd import Function
 
 from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
+from lockstep.ops.raw import kernel
 
 
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities float32 [T, V] of logits float32 [T, V]."""
     refuse_gradient("log_softmax", logits)
-    y: Tensor = torch.ops.lockstep.log_softmax(logits.contiguous())
+    y: Tensor = kernel.log_softmax(logits.contiguous())
     return y
 
 
@@ -40,15 +41,15 @@ def refuse_fractions(what: str, tokens: Tensor) -> None:
 
 def row_log_sum_exp(logits: Tensor, segments: int) -> Tensor:
     """Of contiguous rows float32 [T, V], float32 [T]; that of their segments' own where there are several."""
-    of_segments = torch.ops.lockstep.log_sum_exp(logits, segments)
-    whole: Tensor = of_segments if segments == 1 else torch.ops.lockstep.log_sum_exp(of_segments, 1)
+    of_segments = kernel.log_sum_exp(logits, segments)
+    whole: Tensor = of_segments if segments == 1 else kernel.log_sum_exp(of_segments, 1)
     return whole[:, 0]
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
     """cap * tanh(logits / cap), logits float32: what `linear_cross_entropy` does with a soft cap."""
     refuse_gradient("softcap", logits)
-    y: Tensor = torch.ops.lockstep.softcap(logits.contiguous(), cap)
+    y: Tensor = kernel.softcap(logits.contiguous(), cap)
     return y
 
 
@@ -71,6 +72,7 @@ def linear_cross_entropy(
     return tuple(results[: 3 if entropy else 2])
 
 
+@first_order
 class _LinearCrossEntropy(Function):
     @staticmethod
     def forward(
@@ -78,7 +80,7 @@ class _LinearCrossEntropy(Function):
         entropy: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         need_hidden, need_weight = ctx.needs_input_grad[:2]
-        loss, logprobs, entropies, d_hidden, d_weight, _ = torch.ops.lockstep.linear_cross_entropy(
+        loss, logprobs, entropies, d_hidden, d_weight, _ = kernel.linear_cross_entropy(
             hidden.contiguous(), weight.contiguous(), targets.to(torch.int64).contiguous(),
             token_weights.contiguous(), z_loss, softcap, entropy, need_hidden, need_weight,
         )  # fmt: skip
@@ -88,7 +90,6 @@ class _LinearCrossEntropy(Function):
         return loss, logprobs, entropies
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -103,5 +104,5 @@ def scaled_by(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     the product stands there, for a pass to drop by the same rule."""
     if type(scale) is Tensor and not scale.is_meta and float(scale) == 1.0:
         return x.to(dtype)
-    y: Tensor = torch.ops.lockstep.scaled(x, scale, dtype)
+    y: Tensor = kernel.scaled(x, scale, dtype)
     return y

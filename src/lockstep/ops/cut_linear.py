@@ -22,6 +22,7 @@ from lockstep.ops import plain
 from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
 from lockstep.ops.operators import CutProduct, Operators, Split
+from lockstep.ops.raw import kernel
 from lockstep.ops.row_shards import Rows, SharedRows, Whole, on_rows
 from lockstep.ops.tree import contiguous_parts, neighbour_sum
 
@@ -101,6 +102,7 @@ class LinearForm:
         return y
 
 
+@first_order
 class _Linear(Function):
     @staticmethod
     def forward(
@@ -115,7 +117,6 @@ class _Linear(Function):
         return form.product(x if whole is None else whole.tensor, weight.detach(), bias, out_dtype)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # Without the graph that made it, which a gradient that waits would keep.
         x, weight, form, whole = ctx.saved_tensors[0].detach(), ctx.weight, ctx.form, ctx.whole
@@ -212,6 +213,7 @@ def _head_norm(
     return torch.cat([ops.rms_norm(part, w, eps, offset, out_dtype) for part, w in parts], dim=1)
 
 
+@first_order
 class _Copies(Function):
     """A weight for each segment here; backward adds their gradients, and those of other devices, by the tree."""
 
@@ -221,7 +223,6 @@ class _Copies(Function):
         return tuple(weight.detach().clone() for _ in range(here))
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.add(neighbour_sum(list(grads)), torch.float32), None, None
 
@@ -242,7 +243,7 @@ def _fast_input_gradient(dy: Tensor, weight: Tensor) -> Tensor:
 _WHOLE: Mapping[str, LinearForm] = {
     "bitwise": LinearForm(
         contract.linear, contract.input_gradient, contract.weight_gradient,
-        lambda dy: torch.ops.lockstep.column_sums(dy),
+        lambda dy: kernel.column_sums(dy),
     ),
     "fast": LinearForm(plain.linear, _fast_input_gradient, _fast_weight_gradient, lambda dy: dy.sum(0)),
 }  # fmt: skip

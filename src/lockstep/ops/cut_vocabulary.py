@@ -83,6 +83,7 @@ class _Cut:
     part: Part
 
 
+@first_order
 class _Loss(Function):
     """As `cross_entropy._LinearCrossEntropy`: the gradients are made in the forward pass."""
 
@@ -103,7 +104,6 @@ class _Loss(Function):
         return found.loss, found.logprobs, found.entropies
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -113,6 +113,7 @@ class _Loss(Function):
         return d_hidden, d_weight, None, None, None, None, None, None
 
 
+@first_order
 class _Sum(Function):
     """The rows of all devices' tokens; each needs the whole gradient of them, and has it."""
 
@@ -121,7 +122,6 @@ class _Sum(Function):
         return add(part, part.dtype)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return grads[0], None
 

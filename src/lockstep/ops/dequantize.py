@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lockstep.errors import LockstepError
+from lockstep.ops.raw import kernel
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,4 @@ def dequantize(blocks: Tensor, name: str, out: Tensor) -> None:
     """Fill `out` (float32 or bfloat16, contiguous, of any shape) with the values of uint8 `blocks`, in order."""
     if name not in FORMATS:
         raise LockstepError(f"format is {name!r}: give one of {', '.join(FORMATS)}.")
-    torch.ops.lockstep.dequantize(blocks, FORMATS[name].number, FORMATS[name].size, FORMATS[name].count, out)
+    kernel.dequantize(blocks, FORMATS[name].number, FORMATS[name].size, FORMATS[name].count, out)

@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from lockstep.ops.cross_entropy import refuse_fractions
 from lockstep.ops.first_order import first_order
+from lockstep.ops.raw import kernel
 
 
 def embedding(tokens: Tensor, weight: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
@@ -36,6 +37,7 @@ def _rounded(scale: float, dtype: torch.dtype) -> float:
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
+@first_order
 class _Embedding(Function):
     @staticmethod
     def forward(
@@ -44,12 +46,11 @@ class _Embedding(Function):
         tokens = tokens.to(torch.int64).contiguous()
         ctx.save_for_backward(tokens)
         ctx.held, ctx.scale, ctx.weight_dtype, ctx.first = weight.shape[0], _rounded(scale, dtype), weight.dtype, first
-        return torch.ops.lockstep.embedding(tokens, weight.contiguous(), dtype, ctx.scale, first, vocabulary)
+        return kernel.embedding(tokens, weight.contiguous(), dtype, ctx.scale, first, vocabulary)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (tokens,) = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dw = torch.ops.lockstep.embedding_backward(dy, tokens, ctx.held, ctx.scale, ctx.weight_dtype, ctx.first)
+        dw = kernel.embedding_backward(dy, tokens, ctx.held, ctx.scale, ctx.weight_dtype, ctx.first)
         return None, dw, None, None, None, None

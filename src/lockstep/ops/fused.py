@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -36,6 +35,7 @@ from lockstep.ops.batch import KVPages, Paged
 from lockstep.ops.first_order import first_order
 from lockstep.ops.gated import code_of
 from lockstep.ops.linear import PackedWeight, input_gradient, lay_out, refuse_gradient, weight_gradient
+from lockstep.ops.raw import kernel
 
 
 def linear_gated(x: Tensor, gate: Tensor | PackedWeight, up: Tensor | PackedWeight, activation: str) -> Tensor:
@@ -43,7 +43,7 @@ def linear_gated(x: Tensor, gate: Tensor | PackedWeight, up: Tensor | PackedWeig
     if isinstance(gate, PackedWeight) and isinstance(up, PackedWeight):
         refuse_gradient("a product with a packed weight", x)
         arguments = (x.contiguous(), gate.panels, up.panels, gate.n, code_of(activation), False)
-        y: Tensor = torch.ops.lockstep.gemm_gated(*arguments)[0]
+        y: Tensor = kernel.gemm_gated(*arguments)[0]
         return y
     y = _LinearGated.apply(x, gate, up, code_of(activation))
     return y
@@ -55,7 +55,7 @@ def linear_activation(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | N
         refuse_gradient("a product with a packed weight", x)
         rounded = None if bias is None else bias.to(x.dtype).contiguous()
         arguments = (x.contiguous(), weight.panels, weight.n, rounded, code_of(activation), False)
-        y: Tensor = torch.ops.lockstep.gemm_activation(*arguments)[0]
+        y: Tensor = kernel.gemm_activation(*arguments)[0]
         return y
     y = _LinearActivation.apply(x, weight, bias, code_of(activation))
     return y
@@ -83,26 +83,26 @@ def norm_rope(x: Tensor, weight: Tensor, positions: Tensor, table: Tensor, eps: 
 def rope_write_kv(k: Tensor, v: Tensor, table: Tensor, pages: KVPages, batch: Paged) -> None:
     """`write_kv(rope(k, batch.positions, table), v, pages, batch)`; without gradient."""
     refuse_gradient("writing keys", k)
-    torch.ops.lockstep.rope_write_kv(
+    kernel.rope_write_kv(
         k.contiguous(), v.contiguous(), table, pages.k, pages.v, batch.page_table, batch.starts, batch.positions
     )
 
 
+@first_order
 class _LinearGated(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor, up: Tensor, code: int) -> Tensor:
         x = x.contiguous()
         panels = lay_out(gate, x.dtype).panels, lay_out(up, x.dtype).panels
-        y, gates, ups = torch.ops.lockstep.gemm_gated(x, *panels, gate.shape[0], code, True)
+        y, gates, ups = kernel.gemm_gated(x, *panels, gate.shape[0], code, True)
         ctx.save_for_backward(x, gate, up, gates, ups)
         ctx.code = code
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gate, up, gates, ups = ctx.saved_tensors
-        d_gates, d_ups = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gates, ups, ctx.code)
+        d_gates, d_ups = kernel.gated_backward(grads[0].contiguous(), gates, ups, ctx.code)
         need_x, need_gate, need_up, _ = ctx.needs_input_grad
         # Autograd adds the gradient of the later product (up) first; the sum of two is the same either way.
         dx = input_gradient(d_ups, up) + input_gradient(d_gates, gate) if need_x else None
@@ -111,84 +111,84 @@ class _LinearGated(Function):
         return dx, d_gate, d_up, None
 
 
+@first_order
 class _LinearActivation(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> Tensor:
         x = x.contiguous()
         rounded = None if bias is None else bias.to(x.dtype).contiguous()
         packed = lay_out(weight, x.dtype)
-        y, before = torch.ops.lockstep.gemm_activation(x, packed.panels, packed.n, rounded, code, True)
+        y, before = kernel.gemm_activation(x, packed.panels, packed.n, rounded, code, True)
         ctx.save_for_backward(x, weight, before)
         ctx.code, ctx.bias_dtype = code, None if bias is None else bias.dtype
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, before = ctx.saved_tensors
-        d = torch.ops.lockstep.activation_backward(grads[0].contiguous(), before, ctx.code)
+        d = kernel.activation_backward(grads[0].contiguous(), before, ctx.code)
         need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         dx = input_gradient(d, weight) if need_x else None
         dw = weight_gradient(d, x).to(weight.dtype) if need_weight else None
-        db = torch.ops.lockstep.column_sums(d).to(ctx.bias_dtype) if need_bias else None
+        db = kernel.column_sums(d).to(ctx.bias_dtype) if need_bias else None
         return dx, dw, db, None
 
 
+@first_order
 class _AddRMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor, weight: Tensor, eps: float, offset: float) -> tuple[Tensor, Tensor]:
         rounded = weight.to(h.dtype).contiguous()
-        total, y, rstd = torch.ops.lockstep.add_rms_norm(x.contiguous(), h.contiguous(), rounded, eps, offset)
+        total, y, rstd = kernel.add_rms_norm(x.contiguous(), h.contiguous(), rounded, eps, offset)
         ctx.save_for_backward(total, weight, rstd)
         ctx.offset = offset
         return total, y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, rstd = ctx.saved_tensors
         d_total, dy = grads[0].contiguous(), grads[1].contiguous()
         rounded = weight.to(dy.dtype).contiguous()
-        dx, dh, dw = torch.ops.lockstep.add_rms_norm_backward(dy, d_total, total, rounded, rstd, ctx.offset)
+        dx, dh, dw = kernel.add_rms_norm_backward(dy, d_total, total, rounded, rstd, ctx.offset)
         return dx, dh, dw.to(weight.dtype), None, None
 
 
+@first_order
 class _AddLayerNorm(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, h: Tensor, weight: Tensor, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         rounded = [None if w is None else w.to(h.dtype).contiguous() for w in (weight, bias)]
-        total, y, mean, rstd = torch.ops.lockstep.add_layer_norm(x.contiguous(), h.contiguous(), *rounded, eps)
+        total, y, mean, rstd = kernel.add_layer_norm(x.contiguous(), h.contiguous(), *rounded, eps)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return total, y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, weight, mean, rstd = ctx.saved_tensors
         d_total, dy = grads[0].contiguous(), grads[1].contiguous()
         rounded = weight.to(dy.dtype).contiguous()
-        dx, dh, dw, db = torch.ops.lockstep.add_layer_norm_backward(dy, d_total, total, rounded, mean, rstd)
+        dx, dh, dw, db = kernel.add_layer_norm_backward(dy, d_total, total, rounded, mean, rstd)
         return dx, dh, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None
 
 
+@first_order
 class _NormRope(Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, positions: Tensor, table: Tensor, eps: float, offset: float
     ) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.norm_rope(x, weight.to(x.dtype).contiguous(), positions, table, eps, offset)
+        y, rstd = kernel.norm_rope(x, weight.to(x.dtype).contiguous(), positions, table, eps, offset)
         ctx.save_for_backward(x, weight, rstd, positions, table)
         ctx.offset = offset
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd, positions, table = ctx.saved_tensors
-        dn = torch.ops.lockstep.rope(grads[0].contiguous(), positions, table, -1.0)
-        dx, dw = torch.ops.lockstep.rms_norm_backward(dn, x, weight.to(x.dtype).contiguous(), rstd, ctx.offset)
+        dn = kernel.rope(grads[0].contiguous(), positions, table, -1.0)
+        dx, dw = kernel.rms_norm_backward(dn, x, weight.to(x.dtype).contiguous(), rstd, ctx.offset)
         return dx, dw.to(weight.dtype), None, None, None, None

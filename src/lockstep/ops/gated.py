@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.errors import LockstepError
 from lockstep.ops.first_order import first_order
+from lockstep.ops.raw import kernel
 
 _CODES = {"silu": 0, "gelu_tanh": 1}
 """The activations by the kernels' numbers."""
@@ -34,32 +34,32 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     return y
 
 
+@first_order
 class _Activation(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, code: int) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
         ctx.code = code
-        return torch.ops.lockstep.activation(x, code)
+        return kernel.activation(x, code)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        return torch.ops.lockstep.activation_backward(grads[0].contiguous(), x, ctx.code), None
+        return kernel.activation_backward(grads[0].contiguous(), x, ctx.code), None
 
 
+@first_order
 class _Gated(Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, code: int) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         ctx.save_for_backward(gate, up)
         ctx.code = code
-        return torch.ops.lockstep.gated(gate, up, code)
+        return kernel.gated(gate, up, code)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        d_gate, d_up = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
+        d_gate, d_up = kernel.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
         return d_gate, d_up, None

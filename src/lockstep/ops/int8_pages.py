@@ -17,6 +17,7 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.ops import build
 from lockstep.ops.batch import Int8Pages, Paged
+from lockstep.ops.raw import kernel
 
 
 @lru_cache
@@ -31,14 +32,14 @@ def has_kernels() -> bool:
 
 def write_kv(k: Tensor, v: Tensor, pages: Int8Pages, batch: Paged) -> None:
     """Quantise k [T, H, d] and v [T, H, e] into the pages of their sequences."""
-    torch.ops.lockstep.write_kv_int8(
+    kernel.write_kv_int8(
         k.contiguous(), v.contiguous(), *_tensors(pages), batch.page_table, batch.starts, batch.positions
     )
 
 
 def paged_attention(q: Tensor, pages: Int8Pages, batch: Paged, scale: float, window: int, softcap: float) -> Tensor:
     """q [T, Hq, d] over the pages of their sequences -> [T, Hq, e]; window and softcap 0: none."""
-    out: Tensor = torch.ops.lockstep.attention_paged_int8(
+    out: Tensor = kernel.attention_paged_int8(
         q.contiguous(), *_tensors(pages), batch.page_table, batch.starts, batch.positions, scale, window, softcap
     )
     return out

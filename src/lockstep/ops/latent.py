@@ -15,12 +15,13 @@ from lockstep.ops.attention import check_head_dim
 from lockstep.ops.batch import LatentPages, Paged
 from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
+from lockstep.ops.raw import kernel
 
 
 def write_latents(latents: Tensor, pages: LatentPages, batch: Paged) -> None:
     """Put the new latents [T, width] into the pages of their sequences."""
     table, starts, positions = batch.page_table, batch.starts, batch.positions
-    torch.ops.lockstep.write_latents(latents.contiguous(), pages.rows, table, starts, positions)
+    kernel.write_latents(latents.contiguous(), pages.rows, table, starts, positions)
 
 
 def latent_attention(q: Tensor, pages: LatentPages, batch: Paged, scale: float, v_dim: int) -> Tensor:
@@ -32,7 +33,7 @@ def latent_attention(q: Tensor, pages: LatentPages, batch: Paged, scale: float, 
     check_head_dim(q.shape[-1])
     check_head_dim(v_dim)
     refuse_gradient("attention over pages", q)
-    out: Tensor = torch.ops.lockstep.attention_latent(
+    out: Tensor = kernel.attention_latent(
         q.contiguous(), pages.rows, batch.page_table, batch.starts, batch.positions, v_dim, scale
     )
     return out
@@ -44,14 +45,14 @@ def share_heads(x: Tensor, heads: int) -> Tensor:
     return y
 
 
+@first_order
 class _ShareHeads(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, heads: int) -> Tensor:
         return x[:, None].expand(-1, heads, -1).contiguous()
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tokens, heads, _ = grads[0].shape
         slots = torch.arange(tokens * heads, dtype=torch.int32, device=grads[0].device).view(tokens, heads)
-        return torch.ops.lockstep.dispatch_backward(grads[0].reshape(tokens * heads, -1).contiguous(), slots), None
+        return kernel.dispatch_backward(grads[0].reshape(tokens * heads, -1).contiguous(), slots), None

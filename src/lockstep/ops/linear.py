@@ -16,6 +16,7 @@ from torch.autograd import Function
 from lockstep.ops.device_class import BF16_CLASS, device_class
 from lockstep.ops.first_order import first_order
 from lockstep.ops.huge_pages import HugePages
+from lockstep.ops.raw import kernel, rounded
 from lockstep.ops.raw.linear import panels as panels_of
 
 
@@ -35,7 +36,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
 
 def lay_out(weight: Tensor, dtype: torch.dtype) -> PackedWeight:
     """`pack` where nothing records a gradient anyway, as within an `autograd.Function`."""
-    return PackedWeight(torch.ops.lockstep.pack_columns(weight.contiguous(), dtype), weight.shape[0])
+    return PackedWeight(kernel.pack_columns(weight.contiguous(), dtype), weight.shape[0])
 
 
 _KEPT = HugePages()
@@ -67,17 +68,17 @@ def linear(
 def input_gradient(dy: Tensor, weight: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     """dx [T, K] = dy [T, N] times weight [N, K]: a chain over ascending n; in dy's dtype unless another is given.
     Called where nothing records a gradient, in a backward pass."""
-    panels = torch.ops.lockstep.pack_rows(weight.contiguous(), dy.dtype)
-    return torch.ops.lockstep.gemm(dy, panels, weight.shape[1], None, out_dtype or dy.dtype)
+    panels = kernel.pack_rows(weight.contiguous(), dy.dtype)
+    return kernel.gemm(dy, panels, weight.shape[1], None, out_dtype or dy.dtype)
 
 
 def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
     """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`: of an
     number of rows that `rows_together` divides, to have the bits of one run."""
-    panels = torch.ops.lockstep.pack_rows(x, x.dtype)
+    panels = kernel.pack_rows(x, x.dtype)
     if out is None:
-        return torch.ops.lockstep.gemm_transposed(dy, panels, x.shape[1])
-    torch.ops.lockstep.gemm_transposed_add(dy, panels, out)
+        return kernel.gemm_transposed(dy, panels, x.shape[1])
+    kernel.gemm_transposed_add(dy, panels, out)
     return out
 
 
@@ -95,24 +96,27 @@ def refuse_gradient(what: str, x: Tensor) -> None:
 
 def _product(x: Tensor, packed: PackedWeight, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
     bias = None if bias is None else bias.detach().to(x.dtype).contiguous()
-    return torch.ops.lockstep.gemm(x.contiguous(), packed.panels, packed.n, bias, out_dtype or x.dtype)
+    return kernel.gemm(x.contiguous(), packed.panels, packed.n, bias, out_dtype or x.dtype)
 
 
+@first_order
 class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype | None) -> Tensor:
-        x = x.contiguous()
+        x, dtype = x.contiguous(), x.dtype
         ctx.save_for_backward(x, weight)
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        return _product(x, lay_out(weight, x.dtype), bias, out_dtype)
+        if bias is not None:
+            ctx.bias_dtype = bias.dtype
+            bias = rounded(bias.detach(), dtype).contiguous()
+        panels = kernel.pack_columns(weight.contiguous(), dtype)
+        return kernel.gemm(x, panels, weight.shape[0], bias, out_dtype or dtype)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dy = grads[0].to(x.dtype).contiguous()
+        dy = rounded(grads[0], x.dtype).contiguous()
         need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         dx = input_gradient(dy, weight) if need_x else None
-        dw = weight_gradient(dy, x).to(weight.dtype) if need_weight else None
-        db = torch.ops.lockstep.column_sums(dy).to(ctx.bias_dtype) if need_bias else None
+        dw = rounded(weight_gradient(dy, x), weight.dtype) if need_weight else None
+        db = rounded(kernel.column_sums(dy), ctx.bias_dtype) if need_bias else None
         return dx, dw, db, None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -18,6 +17,7 @@ from lockstep.ops.batch import Routes, Routing
 from lockstep.ops.first_order import first_order
 from lockstep.ops.gated import code_of
 from lockstep.ops.linear import PackedWeight, refuse_gradient
+from lockstep.ops.raw import kernel
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Routes:
@@ -26,7 +26,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Route
     bias: float32 [E] or None, added to the scores for the choice alone (DeepSeek-V3).
     """
     weights, chosen = _Route.apply(logits, routing, None if bias is None else bias.detach().float())
-    return Routes(weights, chosen, *torch.ops.lockstep.group(chosen, logits.shape[1]))
+    return Routes(weights, chosen, *kernel.group(chosen, logits.shape[1]))
 
 
 def dispatch(x: Tensor, routes: Routes) -> Tensor:
@@ -44,7 +44,7 @@ def grouped_linear(x: Tensor, weights: Sequence[Tensor | PackedWeight], offsets:
     if isinstance(weights[0], PackedWeight):
         refuse_gradient("a grouped product with packed weights", x)
         panels = [weight.panels for weight in weights if isinstance(weight, PackedWeight)]
-        packed: Tensor = torch.ops.lockstep.grouped_gemm(x.contiguous(), offsets, panels, weights[0].n)
+        packed: Tensor = kernel.grouped_gemm(x.contiguous(), offsets, panels, weights[0].n)
         return packed
     y: Tensor = _GroupedLinear.apply(x, offsets, *weights)
     return y
@@ -60,7 +60,7 @@ def grouped_gated(
     if isinstance(gates[0], PackedWeight):
         refuse_gradient("a grouped product with packed weights", x)
         panels = [[weight.panels for weight in side if isinstance(weight, PackedWeight)] for side in (gates, ups)]
-        packed = torch.ops.lockstep.grouped_gated(x.contiguous(), offsets, *panels, gates[0].n, code, False)
+        packed = kernel.grouped_gated(x.contiguous(), offsets, *panels, gates[0].n, code, False)
         return packed[0]
     y: Tensor = _GroupedGated.apply(x, offsets, code, *gates, *ups)
     return y
@@ -78,7 +78,7 @@ def balance_loss(logits: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
     logits: of each layer, float32 [T, E]; offsets: of its Routes. A float32 scalar, top_k where all experts are used
     alike (Switch Transformer, arXiv 2101.03961, equations 4 to 6, as `transformers` sums it over layers).
     """
-    share = torch.ops.lockstep.balance_share(list(offsets), sum(len(part) for part in logits))
+    share = kernel.balance_share(list(offsets), sum(len(part) for part in logits))
     loss: Tensor = _Balance.apply(share, *logits)
     return loss
 
@@ -88,12 +88,13 @@ def _some(weights: Sequence[Tensor | PackedWeight]) -> None:
         raise LockstepError("a grouped product was asked for with no expert: give a weight for each group of rows.")
 
 
+@first_order
 class _Route(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = logits.contiguous()
         r = routing
-        weights, chosen = torch.ops.lockstep.route(
+        weights, chosen = kernel.route(
             logits, bias, r.top_k, r.scoring == "sigmoid", r.normalize, r.groups, r.top_groups, r.pairs, r.scale
         )
         ctx.save_for_backward(logits, chosen)
@@ -102,38 +103,35 @@ class _Route(Function):
         return weights, chosen
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         logits, chosen = ctx.saved_tensors
         r = ctx.routing
-        d = torch.ops.lockstep.route_backward(
-            grads[0].contiguous(), logits, chosen, r.scoring == "sigmoid", r.normalize, r.scale
-        )
+        d = kernel.route_backward(grads[0].contiguous(), logits, chosen, r.scoring == "sigmoid", r.normalize, r.scale)
         return d, None, None
 
 
+@first_order
 class _Dispatch(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
         ctx.save_for_backward(slots)
-        return torch.ops.lockstep.dispatch(x.contiguous(), rows)
+        return kernel.dispatch(x.contiguous(), rows)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slots,) = ctx.saved_tensors
-        return torch.ops.lockstep.dispatch_backward(grads[0].contiguous(), slots), None, None
+        return kernel.dispatch_backward(grads[0].contiguous(), slots), None, None
 
 
+@first_order
 class _GroupedLinear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, offsets: Tensor, *weights: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, offsets, *weights)
-        return torch.ops.lockstep.grouped_product(x, offsets, _plain(weights), False)
+        return kernel.grouped_product(x, offsets, _plain(weights), False)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, offsets, *weights = ctx.saved_tensors
         dy = grads[0].to(x.dtype).contiguous()
@@ -141,22 +139,22 @@ class _GroupedLinear(Function):
         return dx, None, *_weight_gradients(dy, x, offsets, weights, any(ctx.needs_input_grad[2:]))
 
 
+@first_order
 class _GroupedGated(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, offsets: Tensor, code: int, *weights: Tensor) -> Tensor:
         """weights: the gates, then as many ups."""
         x, experts = x.contiguous(), len(weights) // 2
         gates, ups = _plain(weights[:experts]), _plain(weights[experts:])
-        y, gate, up = torch.ops.lockstep.grouped_gated_product(x, offsets, gates, ups, code, True)
+        y, gate, up = kernel.grouped_gated_product(x, offsets, gates, ups, code, True)
         ctx.save_for_backward(x, offsets, gate, up, *weights)
         ctx.code = code
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, offsets, gate, up, *weights = ctx.saved_tensors
-        d_gate, d_up = torch.ops.lockstep.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
+        d_gate, d_up = kernel.gated_backward(grads[0].contiguous(), gate, up, ctx.code)
         gates, ups = weights[: len(weights) // 2], weights[len(weights) // 2 :]
         dx = None
         if ctx.needs_input_grad[0]:
@@ -169,7 +167,7 @@ class _GroupedGated(Function):
 
 
 def _input_gradient(dy: Tensor, offsets: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    dx: Tensor = torch.ops.lockstep.grouped_product(dy, offsets, _plain(weights), True)
+    dx: Tensor = kernel.grouped_product(dy, offsets, _plain(weights), True)
     return dx
 
 
@@ -178,7 +176,7 @@ def _weight_gradients(
 ) -> list[Tensor | None]:
     if not needed:
         return [None] * len(weights)
-    stacked = torch.ops.lockstep.grouped_weight_gradient(dy, x, offsets)
+    stacked = kernel.grouped_weight_gradient(dy, x, offsets)
     return [gradient.to(weight.dtype) for gradient, weight in zip(stacked, weights, strict=True)]
 
 
@@ -186,33 +184,33 @@ def _plain(weights: Sequence[Tensor]) -> list[Tensor]:
     return [weight.detach().contiguous() for weight in weights]
 
 
+@first_order
 class _Combine(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, weights: Tensor, slots: Tensor) -> Tensor:
         y, weights = y.contiguous(), weights.contiguous()
         ctx.save_for_backward(y, weights, slots)
-        return torch.ops.lockstep.combine(y, weights, slots)
+        return kernel.combine(y, weights, slots)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dy, dw = torch.ops.lockstep.combine_backward(grads[0].contiguous(), *ctx.saved_tensors)
+        dy, dw = kernel.combine_backward(grads[0].contiguous(), *ctx.saved_tensors)
         return dy, dw, None
 
 
+@first_order
 class _Balance(Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, *logits: Tensor) -> Tensor:
         """share float32 [E]: E f_e / rows."""
-        sums = torch.ops.lockstep.softmax_sums(logits[0].contiguous())
+        sums = kernel.softmax_sums(logits[0].contiguous())
         for part in logits[1:]:
-            sums = sums + torch.ops.lockstep.softmax_sums(part.contiguous())
+            sums = sums + kernel.softmax_sums(part.contiguous())
         ctx.save_for_backward(share, *logits)
-        return torch.ops.lockstep.column_sums((share * sums)[:, None].contiguous())[0]
+        return kernel.column_sums((share * sums)[:, None].contiguous())[0]
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         share, *logits = ctx.saved_tensors
         d_sums = (share * grads[0]).contiguous()
-        return None, *(torch.ops.lockstep.softmax_sums_backward(d_sums, part.contiguous()) for part in logits)
+        return None, *(kernel.softmax_sums_backward(d_sums, part.contiguous()) for part in logits)

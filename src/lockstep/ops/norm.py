@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops.first_order import first_order
+from lockstep.ops.raw import kernel, rounded
 
 
 def rms_norm(
@@ -34,38 +35,44 @@ def layer_norm(
     return y
 
 
+@first_order
 class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.rms_norm(x, weight.to(dtype).contiguous(), eps, offset)
+        y, rstd = kernel.rms_norm(x, rounded(weight, dtype).contiguous(), eps, offset)
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset = offset
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, dw = torch.ops.lockstep.rms_norm_backward(dy, x, weight.to(dy.dtype).contiguous(), rstd, ctx.offset)
-        return dx, dw.to(weight.dtype), None, None, None
+        dx, dw = kernel.rms_norm_backward(dy, x, rounded(weight, dy.dtype).contiguous(), rstd, ctx.offset)
+        return dx, rounded(dw, weight.dtype), None, None, None
 
 
+@first_order
 class _LayerNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
         x = x.contiguous()
-        rounded = None if bias is None else bias.to(dtype).contiguous()
-        y, mean, rstd = torch.ops.lockstep.layer_norm(x, weight.to(dtype).contiguous(), rounded, eps)
+        added = None if bias is None else rounded(bias, dtype).contiguous()
+        y, mean, rstd = kernel.layer_norm(x, rounded(weight, dtype).contiguous(), added, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, dw, db = torch.ops.lockstep.layer_norm_backward(dy, x, weight.to(dy.dtype).contiguous(), mean, rstd)
-        return dx, dw.to(weight.dtype), None if ctx.bias_dtype is None else db.to(ctx.bias_dtype), None, None
+        dx, dw, db = kernel.layer_norm_backward(dy, x, rounded(weight, dy.dtype).contiguous(), mean, rstd)
+        return (
+            dx,
+            rounded(dw, weight.dtype),
+            None if ctx.bias_dtype is None else rounded(db, ctx.bias_dtype),
+            None,
+            None,
+        )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from lockstep.ops.first_order import first_order
 from lockstep.ops.linear import refuse_gradient
+from lockstep.ops.raw import kernel
 
 
 def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
@@ -20,14 +20,14 @@ def rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     return y
 
 
+@first_order
 class _Rope(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
         ctx.save_for_backward(positions, table)
-        return torch.ops.lockstep.rope(x.contiguous(), positions, table, 1.0)
+        return kernel.rope(x.contiguous(), positions, table, 1.0)
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         positions, table = ctx.saved_tensors
-        return torch.ops.lockstep.rope(grads[0].contiguous(), positions, table, -1.0), None, None
+        return kernel.rope(grads[0].contiguous(), positions, table, -1.0), None, None

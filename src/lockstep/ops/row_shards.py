@@ -18,6 +18,7 @@ from torch.autograd import Function
 
 from lockstep.ops.first_order import first_order
 from lockstep.ops.operators import Operators
+from lockstep.ops.raw import kernel
 
 
 class Rows(Protocol):
@@ -103,6 +104,7 @@ def on_rows(ops: Operators, rows: Rows, heads: bool = False) -> Operators:
     return replace(ops, rms_norm=rms_norm, embedding=embedding, linear_cross_entropy=linear_cross_entropy)
 
 
+@first_order
 class _Own(Function):
     """Own rows of what every device computed; its gradient is needed whole on each."""
 
@@ -112,11 +114,11 @@ class _Own(Function):
         return rows.own(whole).clone()
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.gather(grads[0].contiguous()), None
 
 
+@first_order
 class _All(Function):
     """All rows for what every device computes alike, so that each has the whole gradient, and keeps its rows."""
 
@@ -126,7 +128,6 @@ class _All(Function):
         return rows.gather(own.contiguous())
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.own(grads[0]), None
 
@@ -138,6 +139,7 @@ def _contract_norm(
     return y
 
 
+@first_order
 class _Norm(Function):
     """`ops.norm.rms_norm` of own rows; the weight's gradient is one chain over the rows of all devices."""
 
@@ -146,20 +148,19 @@ class _Norm(Function):
         ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype, rows: Rows
     ) -> Tensor:
         x = x.contiguous()
-        y, rstd = torch.ops.lockstep.rms_norm(x, weight.detach().to(dtype), eps, offset)
+        y, rstd = kernel.rms_norm(x, weight.detach().to(dtype), eps, offset)
         ctx.save_for_backward(x, weight, rstd)
         ctx.offset, ctx.rows = offset, rows
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight, rstd), raw = ctx.saved_tensors, torch.ops.lockstep
+        x, weight, rstd = ctx.saved_tensors
         dy = grads[0].contiguous()
-        dx, first = raw.rms_norm_backward(dy, x, weight.detach().to(dy.dtype), rstd, ctx.offset)
+        dx, first = kernel.rms_norm_backward(dy, x, weight.detach().to(dy.dtype), rstd, ctx.offset)
 
         def go_on(before: Tensor | None) -> Tensor:
-            return first if before is None else raw.rms_norm_weight_gradient(dy, x, rstd, before)
+            return first if before is None else kernel.rms_norm_weight_gradient(dy, x, rstd, before)
 
         return dx, ctx.rows.hand_on(go_on, first.shape).to(weight.dtype), None, None, None, None
 
@@ -170,6 +171,7 @@ def _plain_norm(
     return ops.rms_norm(x, _Everywhere.apply(weight, rows), eps, offset, dtype)
 
 
+@first_order
 class _Everywhere(Function):
     """A weight that every device uses on its own rows: its gradient is the sum of theirs."""
 
@@ -179,6 +181,5 @@ class _Everywhere(Function):
         return weight.detach().clone()
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.rows.total(grads[0].contiguous()), None

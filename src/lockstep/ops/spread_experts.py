@@ -23,6 +23,7 @@ from lockstep.ops.cut_linear import WeightQueue
 from lockstep.ops.first_order import first_order
 from lockstep.ops.gated import code_of
 from lockstep.ops.operators import Operators
+from lockstep.ops.raw import kernel
 
 Weight = TypeVar("Weight")
 
@@ -129,8 +130,8 @@ def forward(
     gates, ups, downs = (_values(part) * devices.size for part in _thirds(weights))
     out, back, held = _met(offsets, len(rows), devices)
     x = _moved(rows, out, back, devices)
-    y, gate, up = torch.ops.lockstep.grouped_gated_product(x, held, gates, ups, code, True)
-    product = torch.ops.lockstep.grouped_product(y, held, downs, False)
+    y, gate, up = kernel.grouped_gated_product(x, held, gates, ups, code, True)
+    product = kernel.grouped_product(y, held, downs, False)
     return _moved(product, back, out, devices, into), Kept(out, back, held, x, gate, up, y)
 
 
@@ -141,7 +142,7 @@ def backward(
     out, back, held = kept[:3]
     gates, ups, downs = _thirds(weights)
     dy = _moved(dy, out, back, devices).to(kept.x.dtype)
-    slopes = torch.ops.lockstep.gated_backward(_input_gradient(dy, held, downs, devices), kept.gate, kept.up, code)
+    slopes = kernel.gated_backward(_input_gradient(dy, held, downs, devices), kept.gate, kept.up, code)
     dx = _input_gradient(slopes[1], held, ups, devices)
     dx += _input_gradient(slopes[0], held, gates, devices)  # in place: nothing that came waits while rows travel
     late = _late(0, slopes[0], kept.x, held, devices)
@@ -156,6 +157,7 @@ def own_weights(devices: Devices, *parts: Sequence[Weight]) -> list[Weight]:
     return [weight for part in parts for weight in part[devices.index * here : (devices.index + 1) * here]]
 
 
+@first_order
 class _Spread(Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, offsets: Tensor, code: int, form: SpreadExperts, *weights: Tensor) -> Tensor:
@@ -166,7 +168,6 @@ class _Spread(Function):
         return y
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kept, form = Kept(*ctx.way, *ctx.saved_tensors), ctx.form
         dx, late = backward(grads[0], kept, ctx.weights, ctx.code, form.devices)
@@ -202,7 +203,7 @@ def _moved(rows: Tensor, out: list[int], back: list[int], devices: Devices, into
 
 
 def _input_gradient(dy: Tensor, groups: Tensor, weights: Sequence[Tensor], devices: Devices) -> Tensor:
-    dx: Tensor = torch.ops.lockstep.grouped_product(dy, groups, _values(weights) * devices.size, True)
+    dx: Tensor = kernel.grouped_product(dy, groups, _values(weights) * devices.size, True)
     return dx
 
 
@@ -223,7 +224,7 @@ def _weight_gradients(dy: Tensor, x: Tensor, groups: Tensor, source: int, size: 
         start, stop = (len(x) * i // size for i in (source, source + 1))
     else:
         start, stop = int(own[0]), int(own[-1])
-    stacked = torch.ops.lockstep.grouped_weight_gradient(dy[start:stop], x[start:stop], own - own[0])
+    stacked = kernel.grouped_weight_gradient(dy[start:stop], x[start:stop], own - own[0])
     return [stacked[i] for i in range(here)]  # views that may be added into
 
 

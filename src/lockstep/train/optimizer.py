@@ -36,17 +36,29 @@ class AdamW:
     def step(self, gradients: list[Tensor], lr: float, scale: float = 1.0) -> None:
         """One update. gradients: in the order of the parameters; each is multiplied by ``scale`` first (clipping)."""
         plain, decayed = self.advance(lr, scale)
-        for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
-            factors = decayed if self.decays(parameter) else plain
-            self.ops.adamw(parameter, gradient, self.first[name], self.second[name], factors)
+        try:
+            for (name, parameter), gradient in zip(self.parameters.items(), gradients, strict=True):
+                factors = decayed if self.decays(parameter) else plain
+                self.ops.adamw(parameter, gradient, self.first[name], self.second[name], factors)
+        except (RuntimeError, KeyError):
+            self.check()  # names what is at fault, which a kernel cannot
+            raise
 
     def check(self) -> None:
-        """LockstepError for moments that somebody put here and that are not like their parameter."""
-        for kind, moments in (("first", self.first), ("second", self.second)):
-            for name, p in self.parameters.items():
+        """LockstepError for a parameter that no update can be written into, and for moments that somebody put here and
+        that are not like their parameter."""
+        for name, p in self.parameters.items():
+            if not p.is_contiguous():
+                raise LockstepError(
+                    f"{name} is not contiguous, {list(p.shape)} with strides {p.stride()}, as what trains must be: set "
+                    "its .data to .data.contiguous()"
+                )
+            for kind, moments in (("first", self.first), ("second", self.second)):
                 found = moments.get(name)
                 if found is None or (found.shape, found.dtype) != (p.shape, p.dtype) or not found.is_contiguous():
-                    what = "nothing" if found is None else f"{found.dtype} {list(found.shape)}, {found.stride()} apart"
+                    what = (
+                        "nothing" if found is None else f"{found.dtype} {list(found.shape)}, strides {found.stride()}"
+                    )
                     raise LockstepError(
                         f"optimizer.{kind}[{name!r}] is {what}: a moment is a contiguous tensor like its parameter, "
                         f"{p.dtype} {list(p.shape)}"

@@ -6,8 +6,9 @@ PyTorch's convention, that writes them into tensors of the caller: the same kern
 """
 
 from lockstep.ops.raw import attention, fused, latent, linear, moe, norm, optimizer, rows, vocabulary
-from lockstep.ops.raw.define import define
+from lockstep.ops.raw.define import define, kernel, rounded
 
 __all__ = [
-    "attention", "define", "fused", "latent", "linear", "moe", "norm", "optimizer", "rows", "vocabulary",
+    "attention", "define", "fused", "kernel", "latent", "linear", "moe", "norm", "optimizer", "rounded",
+    "rows", "vocabulary",
 ]  # fmt: skip
