@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from lockstep.bench import train_own
 from lockstep.bench.shapes import shape
@@ -41,6 +42,21 @@ def test_our_sides_begin_with_the_same_loss_and_learn(side, tmp_path, monkeypatc
     losses = [step() for step in steps for _ in range(3)]
     assert abs(losses[0] - math.log(512)) < 0.2
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_the_pure_side_updates_as_the_peer_does():
+    drawn = [torch.randn(5, 3, dtype=torch.bfloat16), torch.randn(7, dtype=torch.bfloat16)]
+    ours, theirs = ([torch.nn.Parameter(x.clone()) for x in drawn] for _ in range(2))
+    update = train_own.FusedAdamW(ours, 1e-2)
+    peer = torch.optim.AdamW(theirs, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True)
+    for _ in range(3):
+        for mine, its in zip(ours, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            its.grad = mine.grad.clone()
+        update()
+        peer.step()
+    assert all(torch.equal(mine, its) for mine, its in zip(ours, theirs, strict=True))
+    assert not torch.equal(ours[0].detach(), drawn[0])
 
 
 def test_an_unknown_side_and_a_missing_peer_are_told_before_anything_runs(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[list[tuple[int, ...]], Callable[..., Tensor]]] = {
     "silu": ([(70, 33), (70, 33)], lambda ops, g, u: ops.gated(g, u, "silu")),
     "gelu": ([(70, 33), (70, 33)], lambda ops, g, u: ops.gated(g, u, "gelu_tanh")),
     "embedding": ([(50, 33)], lambda ops, w: ops.embedding(TOKENS, w, w.dtype, 2.0)),
+    "copies for heads": ([(70, 33)], lambda ops, x: ops.share_heads(x, 5)),
     "rope": ([(200, 3, 32)], lambda ops, x: ops.rope(x, BATCH.positions, TABLE)),
     "attention": ([(200, 6, 32), (200, 2, 32), (200, 2, 32)], attention(None)),
     "attention one head": ([(200, 1, 16), (200, 1, 16), (200, 1, 16)], attention(None)),

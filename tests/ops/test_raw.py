@@ -126,6 +126,8 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rope": lambda: (half(0, 9, 2, 16), BATCH.positions, randn(1, 5, 8, 2), -1.0),
     "gated": lambda: (half(0, 7, 20), half(1, 7, 20), 0),
     "gated_backward": lambda: (half(0, 7, 20), half(1, 7, 20), half(2, 7, 20), 1),
+    "share_heads": lambda: (half(0, 7, 20), 3),
+    "share_heads_backward": lambda: (half(0, 7, 3, 20),),
     "embedding": lambda: (torch.tensor([3, 0, 3]), randn(0, 2, 20), BF16, 1.5, 2, 5),
     "embedding_backward": lambda: (half(0, 3, 20), torch.tensor([3, 0, 3]), 2, 1.5, BF16, 2),
     "log_sum_exp": lambda: (randn(0, 7, 20), 3),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.ops import Operators, Packed, Routing, fused, operators
+from lockstep.ops.linear import pack_to_keep
 from tests.ops.compare import differing, randn
 from tests.ops.test_gradients import CASES
 
@@ -50,6 +53,11 @@ def test_strides_gradients_and_autocast_change_nothing(name: str) -> None:
     assert same(run(case, inputs, [False] * len(inputs)), right)
     with torch.autocast("cpu", torch.bfloat16):
         assert same(run(case, inputs), right)
+    negated = [torch._neg_view(-x) for x in inputs]
+    assert all(x.is_neg() for x in negated)
+    assert same(run(case, negated), right)
+    with torch.inference_mode():
+        assert differing(case[1](OPS, *inputs), right[0]) == 0
 
 
 EMPTY = Packed(torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
@@ -88,6 +96,14 @@ def test_no_rows(name: str, dtype: torch.dtype) -> None:
             assert gradient.any()
         else:
             assert not gradient.any()
+
+
+def test_copies_of_packed_weights() -> None:
+    x, weight = randn(0, 7, 20), randn(1, 33, 20)
+    packed = pack_to_keep(weight, x.dtype)
+    right = OPS.linear(x, weight)
+    for again in (packed, copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert differing(OPS.linear(x, again), right) == 0
 
 
 def some(ops: Operators = OPS) -> list[Tensor | None]:

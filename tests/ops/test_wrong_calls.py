@@ -41,6 +41,13 @@ def latents(table: Tensor) -> Tensor:
     return OPS.latent_attention(randn(0, 2, 4, 32), pages, batch, 0.3, 16)
 
 
+def given_back(x: Tensor) -> Tensor:
+    """As a shard of a model lets go of what it has gathered."""
+    x.untyped_storage().resize_(0)
+    return x
+
+
+BUFFER = randn(0, 256)
 FOUR, ALL = ints(0, 1, 2, 3), ints(0, 4)
 PAGES = ints(2, 1)[None]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
@@ -122,6 +129,24 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: OPS.dequantize(torch.zeros(34, dtype=torch.uint8), "Q9_9", torch.empty(32)), "format is 'Q9_9'",
     ),
     "a negative token": (lambda: OPS.embedding(torch.tensor([-1]), randn(1, 5, 3), BF16), "token -1 is not in the"),
+    # Memory.
+    "a weight without memory": (lambda: OPS.linear(randn(0, 2, 3), randn(1, 5, 3).to("meta")), "on the meta device"),
+    "a gradient without memory": (
+        lambda: OPS.adamw(randn(0, 3), randn(1, 3).to("meta"), randn(2, 3), randn(3, 3), AdamWFactors(*[0.5] * 9)),
+        "adamw: an argument is on the meta device",
+    ),
+    "memory that was given back": (lambda: OPS.log_softmax(given_back(randn(0, 2, 3))), r"\[2, 3\] whose memory was"),
+    "a result over an argument": (
+        lambda: RAW.log_softmax.out(BUFFER[:6].view(2, 3), out=BUFFER[3:9].view(2, 3)), "out lies in the memory of",
+    ),
+    "a sum over a factor": (
+        lambda: RAW.gemm_transposed_add(BUFFER.view(16, 16), randn(0, 1, 16, 16), BUFFER.view(16, 16)),
+        "sum lies in the memory of a,",
+    ),
+    "results over one another": (
+        lambda: RAW.gated_backward.out(*[randn(i, 2, 3) for i in range(3)], 0, out0=BUFFER[:6].view(2, 3),
+                                       out1=BUFFER[:6].view(2, 3)), "out0 lies in the memory of out1",
+    ),
     # Experts.
     "more experts than there are": (lambda: OPS.route(randn(0, 3, 4), Routing(5)), "5 of 4 experts"),
     "groups that do not divide": (lambda: OPS.route(randn(0, 3, 4), Routing(1, groups=3)), "4 experts do not divide"),

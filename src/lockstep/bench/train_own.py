@@ -85,21 +85,41 @@ def _tell(line: str) -> None:
 
 
 def _pure(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:
-    """The same operators with the peer's precision and the peer's optimizer."""
+    """The same operators with the peer's precision and the peer's update."""
     ops, weights = operators(own.numerics), torch.full(batch.targets.shape, 1.0 / batch.loss_tokens)
-    optimizer = torch.optim.AdamW(
-        decoder.parameters(), lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, fused=True
-    )
+    update = FusedAdamW(list(decoder.parameters()), rate)
 
     def step() -> float:
         hidden = decoder(ops, batch.tokens, batch.packed, dtype=torch.bfloat16)
         loss, _ = ops.linear_cross_entropy(hidden, decoder.head_weight, batch.targets, weights)
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        update()
         return float(loss.detach())
 
     return step
+
+
+class FusedAdamW:
+    """PyTorch's fused AdamW as `torch.optim.AdamW(fused=True)` calls it. That class imports the compiler with its first
+    optimizer, 110 MiB that no step needs."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], rate: float) -> None:
+        self._parameters, self._rate = parameters, rate
+        self._first = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        self._second = [torch.zeros_like(p, requires_grad=False) for p in parameters]
+        self._steps = [torch.zeros(()) for _ in parameters]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """One update by the gradients, which the parameters give away."""
+        gradients = [p.grad for p in self._parameters]
+        torch._foreach_add_(self._steps, 1)
+        torch._fused_adamw_(
+            self._parameters, gradients, self._first, self._second, [], self._steps, lr=self._rate, beta1=0.9,
+            beta2=0.95, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+        )  # fmt: skip
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 if __name__ == "__main__":

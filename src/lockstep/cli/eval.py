@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -28,6 +29,7 @@ def eval(
         from lockstep.model import load
         from lockstep.ops.device_class import device_class
         from lockstep.serve.bits import prove
+        from lockstep.train.display import Display
 
     if what != "bits":
         raise LockstepError(f"nothing called {what!r} can be evaluated: use `lockstep eval bits MODEL`.")
@@ -39,9 +41,8 @@ def eval(
     for heading in ("path", "values compared", "differ", "starts at"):
         table.add_column(heading, justify="right" if heading in ("values compared", "differ") else "left")
     console, differ, compared = Console(), 0, 0
-    with console.status("the training forward, and the first path ...") as status:
-        for done, proof in enumerate(prove(loaded, sequences), 1):
-            status.update(f"{done} paths compared, the last was {proof.path} ...")
+    with Display() as display:
+        for proof in prove(loaded, sequences, partial(display.counted, "passes through the model")):
             place = "" if proof.place is None else f"{proof.place.module}: {proof.place.operator}"
             table.add_row(proof.path, f"{proof.compared:,}", f"{proof.differ:,}", place)
             differ, compared = differ + proof.differ, compared + proof.compared

@@ -191,6 +191,8 @@ _FLOPS: dict[str, Callable[[Named, Any, OpOverload], float]] = {
     "lockstep::pack_rows": _per_element(0, "source"),
     "lockstep::write_kv": _per_element(0, "k"),
     "lockstep::write_latents": _per_element(0, "latents"),
+    "lockstep::share_heads": _per_element(0, "x"),
+    "lockstep::share_heads_backward": _per_element(1, "dy"),
     "lockstep::dispatch": _per_element(0, "x"),
     "lockstep::combine": _per_element(2, "y"),
 }

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -49,10 +48,8 @@ def share_heads(x: Tensor, heads: int) -> Tensor:
 class _ShareHeads(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, heads: int) -> Tensor:
-        return x[:, None].expand(-1, heads, -1).contiguous()
+        return kernel.share_heads(x.contiguous(), heads)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tokens, heads, _ = grads[0].shape
-        slots = torch.arange(tokens * heads, dtype=torch.int32, device=grads[0].device).view(tokens, heads)
-        return kernel.dispatch_backward(grads[0].reshape(tokens * heads, -1).contiguous(), slots), None
+        return kernel.share_heads_backward(grads[0].contiguous()), None

@@ -302,7 +302,9 @@ def logits_bytes(rows: Columns) -> Column:
     each one's gradient of the input is float32 until it is summed."""
     whole = rows.head_tokens * rows.vocab / rows.tp * (2 + 4 + 4)
     chunk = np.minimum(rows.head_tokens * rows.vocab / rows.tp, CHUNK)
-    chunked = chunk * (4 + 2) + 2 * 2 * rows.vocab * rows.hidden / rows.tp + loss_gradients(rows)
+    # The gradient of a chunk lies where its logits did; where ranks share the vocabulary, beside them.
+    worked = chunk * np.where(rows.tp > 1, 4 + 2, 4) + 2 * 2 * rows.vocab * rows.hidden / rows.tp
+    chunked = worked + loss_gradients(rows)
     chunked = chunked + np.where(rows.tp > 1, 4 * rows.head_tokens * rows.hidden, 0.0)
     return np.where(rows.kept_logits > 0, whole, chunked)
 

@@ -100,7 +100,7 @@ inline void register_fused(torch::Library& m) {
   OPERATOR(m, gemm_gated);
   OPERATOR(m, gemm_activation);
   OPERATOR(m, gemm_three);
-  OPERATOR(m, gemm_add);
+  OPERATOR_OVER(m, gemm_add);
   OPERATOR(m, norm_rope);
   IN_PLACE(m, rope_write_kv);
 }

@@ -68,12 +68,36 @@ inline void gated_backward_op(Call& call) {
   });
 }
 
+inline void share_heads_op(Call& call) {
+  const Tensor& x = call.tensor(0);
+  expect_dimensions("rows for heads", x, 2);
+  const int64_t tokens = x.size(0), d = x.size(1), heads = call.integer(1);
+  TORCH_CHECK(heads > 0, "copies for ", heads, " heads: expected at least one");
+  Tensor y = call.result({tokens, heads, d}, x.scalar_type());
+  by_type(x.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    share_heads(data<T>(x), data<T>(y), tokens, heads, d);
+  });
+}
+
+inline void share_heads_backward_op(Call& call) {
+  const Tensor& dy = call.tensor(0);
+  expect_dimensions("gradients of heads", dy, 3);
+  Tensor dx = call.result({dy.size(0), dy.size(2)}, dy.scalar_type());
+  by_type(dy.scalar_type(), [&](auto* t) {
+    using T = TYPE_OF(t);
+    share_heads_backward(data<T>(dy), data<T>(dx), dy.size(0), dy.size(1), dy.size(2));
+  });
+}
+
 inline void register_rows(torch::Library& m) {
   OPERATOR(m, rope);
   OPERATOR(m, activation);
   OPERATOR(m, activation_backward);
   OPERATOR(m, gated);
   OPERATOR(m, gated_backward);
+  OPERATOR(m, share_heads);
+  OPERATOR(m, share_heads_backward);
 }
 
 }  // namespace lockstep

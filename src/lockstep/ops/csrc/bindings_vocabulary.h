@@ -71,7 +71,8 @@ inline void cross_entropy_backward_op(Call& call) {
   Tensor d = call.result(logits.sizes(), call.type(7));
   by_type(d.scalar_type(), [&](auto* t) {
     cross_entropy_backward(data<float>(logits), data<float>(lse), data<int64_t>(targets), data<float>(weights),
-                           call.number(4), call.number(5), data<TYPE_OF(t)>(d), rows, logits.size(1), call.integer(6));
+                           call.number(4), call.number(5), data<TYPE_OF(t)>(d), logits.size(1), rows, logits.size(1),
+                           call.integer(6));
   });
 }
 
@@ -117,7 +118,6 @@ LinearCrossEntropy<T> cross_entropy_buffers(Workspace& w, int64_t rows, int64_t 
   c.logits = w.take<float>(c.step * vocabulary);
   c.lse = w.take<float>(c.step);
   c.losses = w.take<float>(rows);
-  if (d_hidden || d_weight) c.d_logits = w.take<T>(c.step * vocabulary);
   if (d_hidden) c.rows_of_weight = w.take<T>(panels(d) * PANEL * vocabulary);
   if (d_weight) c.rows_of_hidden = w.take<T>(panels(d) * PANEL * c.step);
   return c;
@@ -170,9 +170,9 @@ inline void register_vocabulary(torch::Library& m) {
   OPERATOR(m, entropies);
   OPERATOR(m, cross_entropy_backward);
   OPERATOR(m, log_softmax);
-  OPERATOR(m, softcap);
+  OPERATOR_OVER(m, softcap);
   OPERATOR(m, linear_cross_entropy);
-  OPERATOR(m, scaled);
+  OPERATOR_OVER(m, scaled);
 }
 
 }  // namespace lockstep

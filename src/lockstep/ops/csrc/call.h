@@ -48,6 +48,7 @@ template <typename T>
 T* data(const Tensor& x) {
   TORCH_CHECK(x.scalar_type() == Element<T>::type, "expected ", Element<T>::type, ", got ", x.scalar_type());
   TORCH_CHECK(x.is_contiguous(), "expected a contiguous tensor");
+  TORCH_CHECK(x.numel() == 0 || x.storage().data(), "a tensor ", x.sizes(), " whose memory was given back");
   return static_cast<T*>(x.data_ptr());
 }
 
@@ -129,12 +130,42 @@ void run_into(const c10::IValue* const* arguments, size_t inputs) {
   body(call);
 }
 
-template <void (*body)(Call&), bool out>
+// Whether two tensors have memory in common.
+inline bool overlap(const Tensor& x, const Tensor& y) {
+  const char *a = static_cast<const char*>(x.data_ptr()), *b = static_cast<const char*>(y.data_ptr());
+  return x.numel() && y.numel() && a < b + y.nbytes() && b < a + x.nbytes();
+}
+
+// What an operator writes must lie apart from what it reads: it would read what it has written.
+inline void check_apart(const c10::FunctionSchema& schema, const c10::SmallVector<const c10::IValue*, 16>& arguments) {
+  auto check = [&](size_t written, size_t other, const Tensor& y) {
+    TORCH_CHECK(!overlap(arguments[written]->toTensor(), y), schema.name(), ": ", schema.arguments()[written].name(),
+                " lies in the memory of ", schema.arguments()[other].name(), ", which is read while it is written");
+  };
+  for (size_t i = 0; i < arguments.size(); i++) {
+    const auto* alias = schema.arguments()[i].alias_info();
+    if (!alias || !alias->isWrite()) continue;
+    for (size_t j = 0; j < arguments.size(); j++) {
+      if (i == j) continue;
+      if (arguments[j]->isTensor()) check(i, j, arguments[j]->toTensor());
+      if (arguments[j]->isTensorList())
+        for (const Tensor& y : arguments[j]->toTensorVector()) check(i, j, y);
+    }
+  }
+}
+
+// Forms of an operator: its results are new, or the caller's; or it has none and writes into arguments. ANYWHERE: as
+// RESULTS_GIVEN, and they may lie where an argument does.
+enum Form { RESULTS_NEW, RESULTS_GIVEN, ANYWHERE, NO_RESULTS };
+
+template <void (*body)(Call&), Form form>
 void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  constexpr bool out = form == RESULTS_GIVEN || form == ANYWHERE;
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size(), first = stack->size() - count;
   c10::SmallVector<const c10::IValue*, 16> arguments;
   for (size_t i = 0; i < count; i++) arguments.push_back(&(*stack)[first + i]);
+  if constexpr (form == RESULTS_GIVEN || form == NO_RESULTS) check_apart(schema, arguments);
   Call call(arguments.data(), count - (out ? schema.returns().size() : 0), out);
   body(call);
   std::vector<Tensor> results = call.results();
@@ -142,13 +173,16 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (Tensor& y : results) stack->emplace_back(std::move(y));
 }
 
-// Register `NAME_op` as lockstep::NAME and lockstep::NAME.out; IN_PLACE for an operator without results.
-#define OPERATOR(m, name)                                                                     \
-  m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, false>>());         \
-  m.impl(#name ".out", torch::CppFunction::makeFromBoxedFunction<&run<name##_op, true>>());   \
+// Register `NAME_op` as lockstep::NAME and lockstep::NAME.out; OPERATOR_OVER where a result may lie where an argument
+// does, IN_PLACE for an operator without results.
+#define WITH_RESULTS(m, name, form)                                                             \
+  m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, RESULTS_NEW>>());     \
+  m.impl(#name ".out", torch::CppFunction::makeFromBoxedFunction<&run<name##_op, form>>());     \
   add_kernel("lockstep::" #name ".out", &run_into<name##_op>)
-#define IN_PLACE(m, name)                                                                     \
-  m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, false>>());         \
+#define OPERATOR(m, name) WITH_RESULTS(m, name, RESULTS_GIVEN)
+#define OPERATOR_OVER(m, name) WITH_RESULTS(m, name, ANYWHERE)
+#define IN_PLACE(m, name)                                                                       \
+  m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, NO_RESULTS>>());      \
   add_kernel("lockstep::" #name, &run_into<name##_op>)
 
 }  // namespace lockstep

@@ -30,14 +30,17 @@ void forward_rows(const LinearCrossEntropy<T>& c, int64_t first, int64_t count) 
 
 template <typename T>
 void backward_rows(const LinearCrossEntropy<T>& c, int64_t first, int64_t count) {
-  cross_entropy_backward(c.logits, c.lse, c.targets + first, c.token_weights + first, c.z_loss, c.softcap, c.d_logits,
-                         count, c.vocabulary, 0);
+  // Where the logits were, which nothing needs any more.
+  T* const d_logits = reinterpret_cast<T*>(c.logits);
+  const int64_t stride = c.vocabulary * int64_t(sizeof(float) / sizeof(T));
+  cross_entropy_backward(c.logits, c.lse, c.targets + first, c.token_weights + first, c.z_loss, c.softcap, d_logits,
+                         stride, count, c.vocabulary, 0);
   if (c.d_hidden)
-    gemm<T, T>(c.d_logits, c.vocabulary, 1, c.rows_of_weight, nullptr, c.d_hidden + first * c.width, count, c.width,
+    gemm<T, T>(d_logits, stride, 1, c.rows_of_weight, nullptr, c.d_hidden + first * c.width, count, c.width,
                c.vocabulary, false);
   if (c.d_weight) {
     pack_rows(c.hidden + first * c.width, count, c.width, c.rows_of_hidden);
-    gemm<T, float>(c.d_logits, 1, c.vocabulary, c.rows_of_hidden, nullptr, c.d_weight, c.vocabulary, c.width, count,
+    gemm<T, float>(d_logits, 1, stride, c.rows_of_hidden, nullptr, c.d_weight, c.vocabulary, c.width, count,
                    first > 0);
   }
 }

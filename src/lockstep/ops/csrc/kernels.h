@@ -103,6 +103,12 @@ void gated(const T* gate, const T* up, int activation, T* y, int64_t count);
 template <typename T>
 void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* d_gate, T* d_up, int64_t count);
 
+// x [tokens, d] -> y [tokens, heads, d], a copy for every head; and its gradient, the sum over the heads.
+template <typename T>
+void share_heads(const T* x, T* y, int64_t tokens, int64_t heads, int64_t d);
+template <typename T>
+void share_heads_backward(const T* dy, T* dx, int64_t tokens, int64_t heads, int64_t d);
+
 // --- chains in one pass (fused.cpp); all a [m, k], weights packed, n columns ---
 // y = activation(a x gate) * (a x up), both products rounded first, and kept in gate and up unless null.
 template <typename T>
@@ -163,10 +169,11 @@ void entropies(const float* logits, const float* lse, float* y, int64_t rows, in
 // y = cap * tanh(logits / cap); y may be logits.
 void softcap(const float* logits, float cap, float* y, int64_t count);
 // d_logits = weight * ((1 + 2 z lse) softmax - onehot(target)), through the soft cap if there is one; zero rows where
-// target < 0. The logits are of tokens first .. first + vocabulary - 1.
+// target < 0. The logits are of tokens first .. first + vocabulary - 1. Rows of d_logits are `stride` apart; one may begin
+// where the row of the logits does, no longer than that.
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
-                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary,
+                            float z_loss, float softcap, T* d_logits, int64_t stride, int64_t rows, int64_t vocabulary,
                             int64_t first);
 // y = x * scale, one product, rounded to O. In place with scale 1 nothing is done: x * 1 is x.
 template <typename T, typename O>
@@ -187,10 +194,10 @@ struct LinearCrossEntropy {
   float *loss, *logprobs, *entropies;  // [1], [rows], [rows]
   T* d_hidden;                         // [rows, width]
   float* d_weight;                     // [vocabulary, width]
-  // What it works in: the packed weight, [step, vocabulary] twice, [step], [rows], the weight and hidden packed by rows.
+  // What it works in: the packed weight, [step, vocabulary], [step], [rows], the weight and hidden packed by rows.
   T* columns;
   float *logits, *lse, *losses;
-  T *d_logits, *rows_of_weight, *rows_of_hidden;
+  T *rows_of_weight, *rows_of_hidden;
 };
 template <typename T, typename S>
 void linear_cross_entropy(const LinearCrossEntropy<T>& c, const S* weight);

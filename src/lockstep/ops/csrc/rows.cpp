@@ -1,4 +1,5 @@
-// Elementwise operators on rows: rotary embedding, activations. Computed in float32, rounded once; no sums to order.
+// Operators on rows: rotary embedding, activations, copies for heads. Computed in float32, rounded once. The one sum, the
+// gradient of the copies, goes over the heads in ascending order from 0.
 #include <algorithm>
 
 #include "activation.h"
@@ -62,11 +63,31 @@ void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* 
   });
 }
 
+template <typename T>
+void share_heads(const T* x, T* y, int64_t tokens, int64_t heads, int64_t d) {
+  each(tokens, heads * d, [&](int64_t t) {
+    for (int64_t h = 0; h < heads; h++) std::copy_n(x + t * d, d, y + (t * heads + h) * d);
+  });
+}
+
+template <typename T>
+void share_heads_backward(const T* dy, T* dx, int64_t tokens, int64_t heads, int64_t d) {
+  each(tokens, heads * d, [&](int64_t t) {
+    for (int64_t j = 0; j < d; j += 16) {
+      F16 s = F16::zero();
+      for (int64_t h = 0; h < heads; h++) s = s + load_part(dy + (t * heads + h) * d + j, d - j);
+      store_part(s, dx + t * d + j, d - j);
+    }
+  });
+}
+
 #define ELEMENTWISE(T)                                                                              \
   template void rope(const T*, const int32_t*, const float*, float, T*, int64_t, int64_t, int64_t); \
   template void activation(const T*, int, T*, int64_t);                                             \
   template void activation_backward(const T*, const T*, int, T*, int64_t);                          \
   template void gated(const T*, const T*, int, T*, int64_t);                                        \
+  template void share_heads(const T*, T*, int64_t, int64_t, int64_t);                               \
+  template void share_heads_backward(const T*, T*, int64_t, int64_t, int64_t);                      \
   template void gated_backward(const T*, const T*, const T*, int, T*, T*, int64_t)
 ELEMENTWISE(float);
 ELEMENTWISE(bf16);

@@ -91,15 +91,18 @@ void softcap(const float* logits, float cap, float* y, int64_t count) {
 
 template <typename T>
 void cross_entropy_backward(const float* logits, const float* lse, const int64_t* targets, const float* weights,
-                            float z_loss, float softcap, T* d_logits, int64_t rows, int64_t vocabulary,
-                            int64_t first) {
+                            float z_loss, float softcap, T* d_logits, int64_t stride, int64_t rows,
+                            int64_t vocabulary, int64_t first) {
   each(rows, vocabulary, [&](int64_t i) {
     const float* x = logits + i * vocabulary;
-    T* d = d_logits + i * vocabulary;
+    T* d = d_logits + i * stride;
     if (targets[i] < 0) {
       for (int64_t j = 0; j < vocabulary; j += 16) store_part(F16::zero(), d + j, vocabulary - j);
       return;
     }
+    const int64_t t = targets[i] - first;
+    const bool here = t >= 0 && t < vocabulary;
+    const float chosen = here ? x[t] : 0.0f;  // now: d may lie where x does
     const F16 log_z = F16::all(lse[i]);
     const float factor = weights[i] * (1.0f + 2.0f * z_loss * lse[i]);
     for (int64_t j = 0; j < vocabulary; j += 16) {
@@ -108,9 +111,8 @@ void cross_entropy_backward(const float* logits, const float* lse, const int64_t
       if (softcap > 0.0f) g = g * capped_slope(logit, softcap);
       store_part(g, d + j, vocabulary - j);
     }
-    const int64_t t = targets[i] - first;
-    if (t < 0 || t >= vocabulary) return;
-    const float p = factor * std::exp(x[t] - lse[i]), share = softcap > 0.0f ? x[t] / softcap : 0.0f;
+    if (!here) return;
+    const float p = factor * std::exp(chosen - lse[i]), share = softcap > 0.0f ? chosen / softcap : 0.0f;
     from_float((p - weights[i]) * (1.0f - share * share), d + t);
   });
 }
@@ -176,7 +178,7 @@ void embedding_backward(const int64_t* tokens, const T* dy, float scale, O* dw, 
 
 #define VOCABULARY(T)                                                                                                 \
   template void cross_entropy_backward(const float*, const float*, const int64_t*, const float*, float, float, T*,    \
-                                       int64_t, int64_t, int64_t);                                                    \
+                                       int64_t, int64_t, int64_t, int64_t);                                           \
   template void embedding_backward(const int64_t*, const T*, float, float*, int64_t, int64_t, int64_t, int64_t);      \
   template void embedding_backward(const int64_t*, const T*, float, bf16*, int64_t, int64_t, int64_t, int64_t);       \
   template void embedding(const int64_t*, const float*, float, T*, int64_t, int64_t, int64_t, int64_t);               \

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 _LIBRARY = torch.library.Library("lockstep", "DEF")
 
@@ -78,4 +79,14 @@ def _into(shapes: Shapes, results: int) -> Shapes:
 
 def _add(schema: str, name: str, shapes: Shapes) -> None:
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"lockstep::{name}", shapes, lib=_LIBRARY)
+    arguments = _parts(schema)[1].split("*, ")[0].split(", ")
+    written = [i for i, argument in enumerate(arguments) if "!" in argument]
+
+    def run(*args: Any, **kwargs: Any) -> Results:
+        found = shapes(*args, **kwargs)
+        results = found if isinstance(found, tuple) else (found,) if found is not None else [args[i] for i in written]
+        if any(type(x) in (Tensor, Parameter) and not x.is_meta for x in results):
+            raise RuntimeError(f"{name}: an argument is on the meta device and has no numbers, a result would be real")
+        return found
+
+    torch.library.register_fake(f"lockstep::{name}", run, lib=_LIBRARY)

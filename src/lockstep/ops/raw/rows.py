@@ -1,4 +1,4 @@
-"""Elementwise operators on rows: `csrc/rows.cpp`. activation 0: silu, 1: gelu (tanh form)."""
+"""Operators on rows: `csrc/rows.cpp`. activation 0: silu, 1: gelu (tanh form)."""
 
 from __future__ import annotations
 
@@ -40,3 +40,15 @@ def gated_backward(dy: Tensor, gate: Tensor, up: Tensor, activation: int) -> tup
     """d_gate, d_up."""
     same("dy", tuple(dy.shape), tuple(gate.shape))
     return torch.empty_like(gate), torch.empty_like(up)
+
+
+@define("share_heads(Tensor x, int heads) -> Tensor")
+def share_heads(x: Tensor, heads: int) -> Tensor:
+    """x [T, d] -> [T, heads, d], a copy for every head."""
+    return x.new_empty(x.shape[0], heads, x.shape[1])
+
+
+@define("share_heads_backward(Tensor dy) -> Tensor")
+def share_heads_backward(dy: Tensor) -> Tensor:
+    """dy [T, heads, d] -> [T, d], the sums over the heads, ascending."""
+    return dy.new_empty(dy.shape[0], dy.shape[2])

@@ -95,8 +95,6 @@ def workspace(rows: int, width: int, vocabulary: int, size: int, hidden_gradient
     element of hidden."""
     step = min(rows, max(16, HELD // vocabulary // 2 * 2))
     parts = [panels(vocabulary) * 16 * width * size, 4 * step * vocabulary, 4 * step, 4 * rows]
-    if hidden_gradient or weight_gradient:
-        parts.append(size * step * vocabulary)
     if hidden_gradient:
         parts.append(panels(width) * 16 * vocabulary * size)
     if weight_gradient:

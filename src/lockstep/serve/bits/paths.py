@@ -45,9 +45,9 @@ class Path:
     level: str = "O0"
 
 
-def run(levels: Levels, ops: Operators, path: Path) -> Tensor:
+def run(levels: Levels, ops: Operators, path: Path, passed: Callable[[], None] = lambda: None) -> Tensor:
     """Logits float32 [T, V] of the sequence under test, in order of its positions. CannotCompile where the model cannot
-    be compiled at the path's level."""
+    be compiled at the path's level. passed: called after each pass."""
     model, rows = levels.model, max(len(step.tokens) for step in path.passes)
     cache = _stale_pages(model, path) if path.pages else None
     parts = []
@@ -56,6 +56,7 @@ def run(levels: Levels, ops: Operators, path: Path) -> Tensor:
         for step in path.passes:
             hidden = forward(torch.tensor(step.tokens, dtype=torch.int64), step.batch)
             parts.append(model.decoder.head(ops, hidden)[step.rows])
+            passed()
     return torch.cat(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +17,8 @@ from lockstep.serve.bits.trace import Place, Trace, differing, first_difference,
 from lockstep.serve.engine import Engine
 from lockstep.serve.params import SamplingParams
 
+Told = Callable[[int, int], None]
+
 
 @dataclass(frozen=True)
 class Proof:
@@ -29,35 +31,68 @@ class Proof:
     place: Place | None = None
 
 
-def prove(model: Model, sequences: Sequence[Sequence[int]]) -> Iterator[Proof]:
+class _Passes:
+    """Counts the passes of a proof for `told`."""
+
+    def __init__(self, told: Told, total: int) -> None:
+        self._told, self._total, self._done = told, total, 0
+
+    def one(self) -> None:
+        """One more is done."""
+        self.reach(self._done + 1)
+
+    def reach(self, done: int) -> None:
+        """So many are done, or were left out."""
+        self._done = done
+        self._told(done, self._total)
+
+
+def prove(model: Model, sequences: Sequence[Sequence[int]], told: Told = lambda done, total: None) -> Iterator[Proof]:
     """Prove the contract on a model: every path for every sequence (token ids), logits as raw bytes; then the engine,
     on several processes too where the model's canonical_tp allows it.
 
-    The sequences ride in each other's batches. Gives one Proof per path, as it is ready.
+    The sequences ride in each other's batches. Gives one Proof per path, as it is ready. told: called with the passes
+    through the model that are done, and with all there will be.
     """
     model.decoder.prepare(model.ops, model.dtype)
-    levels = Levels(model)
-    expected = [run(levels, model.ops, training(s)) for s in sequences]
-    by_path = [paths(s, [o for j, o in enumerate(sequences) if j != i]) for i, s in enumerate(sequences)]
+    levels, degrees = Levels(model), engine_degrees(model.config)
+    by_path = _paths(model, sequences)
+    of_path = [sum(len(path.passes) for path in same) for same in by_path]
+    done = 2 * len(sequences)
+    passes = _Passes(told, done + sum(of_path) + len(degrees))
+    expected = [run(levels, model.ops, training(s), passes.one) for s in sequences]
     yield _training_step(model, sequences, expected)
-    for same in zip(*by_path, strict=True):
-        if same[0].level != "O0" and model.ops.numerics == "fast":
-            continue  # plain PyTorch is not compiled
+    passes.reach(done)
+    for same, count in zip(by_path, of_path, strict=True):
         try:
-            yield _prove_path(levels, same, sequences, expected)
+            yield _prove_path(levels, same, sequences, expected, passes.one)
         except CannotCompile as error:
             yield Proof(f"{same[0].name}: not possible, {error}", 0, 0)
-    for tp in engine_degrees(model.config):
+        done += count
+        passes.reach(done)
+    for tp in degrees:
         yield prove_engine(model, sequences, tp)
+        passes.one()
+
+
+def _paths(model: Model, sequences: Sequence[Sequence[int]]) -> list[tuple[Path, ...]]:
+    """Every path, for each of the sequences."""
+    of_each = [paths(s, [o for j, o in enumerate(sequences) if j != i]) for i, s in enumerate(sequences)]
+    fast = model.ops.numerics == "fast"  # plain PyTorch is not compiled
+    return [same for same in zip(*of_each, strict=True) if same[0].level == "O0" or not fast]
 
 
 def _prove_path(
-    levels: Levels, same: Sequence[Path], sequences: Sequence[Sequence[int]], expected: list[Tensor]
+    levels: Levels,
+    same: Sequence[Path],
+    sequences: Sequence[Sequence[int]],
+    expected: list[Tensor],
+    passed: Callable[[], None],
 ) -> Proof:
     compared = differ = 0
     place = None
     for path, sequence, right in zip(same, sequences, expected, strict=True):
-        wrong = differing(run(levels, levels.model.ops, path), right)
+        wrong = differing(run(levels, levels.model.ops, path, passed), right)
         if wrong and place is None:
             place = _locate(levels, path, training(sequence))
         compared += right.numel()
