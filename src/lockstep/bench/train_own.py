@@ -6,7 +6,7 @@ python -m lockstep.bench.train_own MODEL_DIRECTORY TOKENS.npy SIDE LEARNING_RATE
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,7 +87,7 @@ def _tell(line: str) -> None:
 def _pure(decoder: torch.nn.Module, own: Own, batch: Batch, rate: float) -> Callable[[], float]:
     """The same operators with the peer's precision and the peer's update."""
     ops, weights = operators(own.numerics), torch.full(batch.targets.shape, 1.0 / batch.loss_tokens)
-    update = FusedAdamW(list(decoder.parameters()), rate)
+    update = FusedAdamW(decoder.parameters(), rate)
 
     def step() -> float:
         hidden = decoder(ops, batch.tokens, batch.packed, dtype=torch.bfloat16)
@@ -103,16 +103,17 @@ class FusedAdamW:
     """PyTorch's fused AdamW as `torch.optim.AdamW(fused=True)` calls it. That class imports the compiler with its first
     optimizer, 110 MiB that no step needs."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], rate: float) -> None:
-        self._parameters, self._rate = parameters, rate
-        self._first = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        self._second = [torch.zeros_like(p, requires_grad=False) for p in parameters]
-        self._steps = [torch.zeros(()) for _ in parameters]
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], rate: float) -> None:
+        self._parameters: list[torch.Tensor] = [*parameters]
+        self._rate = rate
+        self._first = [torch.zeros_like(p, requires_grad=False) for p in self._parameters]
+        self._second = [torch.zeros_like(p, requires_grad=False) for p in self._parameters]
+        self._steps = [torch.zeros(()) for _ in self._parameters]
 
     @torch.no_grad()
     def __call__(self) -> None:
         """One update by the gradients, which the parameters give away."""
-        gradients = [p.grad for p in self._parameters]
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
         torch._foreach_add_(self._steps, 1)
         torch._fused_adamw_(
             self._parameters, gradients, self._first, self._second, [], self._steps, lr=self._rate, beta1=0.9,
