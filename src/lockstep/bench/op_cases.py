@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.bench.op_case import ORDER, PACKS, QUICK, Case, Run, Sizes
+from lockstep.bench.op_case import ORDER, PACKS, PYTHON, QUICK, Case, Run, Sizes
 from lockstep.bench.op_chains import chains, routing
 from lockstep.ops import (
     PAGE,
@@ -215,13 +215,13 @@ def _rows(s: Sizes) -> list[Case]:
         ),
         Case(
             "layer norm", (wide, (s.width,), (s.width,)), lambda o, x, w, b: layer_norm(x, w, b, 1e-5),
-            lambda x, w, b: F.layer_norm(x, (s.width,), w, b),
+            lambda x, w, b: F.layer_norm(x, (s.width,), w, b), why=PYTHON,
         ),
         Case(
             "rotary", ((s.tokens, s.heads, s.dim),), lambda o, x: o.rope(x, batch.positions, table),
             lambda x: plain.rope(x, batch.positions, table),
         ),
-        Case("SiLU", (ffn,), lambda o, x: activation(x, "silu"), F.silu),
+        Case("SiLU", (ffn,), lambda o, x: activation(x, "silu"), F.silu, why=PYTHON),
         Case("SwiGLU", (ffn, ffn), lambda o, g, u: o.gated(g, u, "silu"), lambda g, u: F.silu(g) * u),
         Case(
             "GeGLU", (ffn, ffn), lambda o, g, u: o.gated(g, u, "gelu_tanh"),
@@ -240,8 +240,7 @@ def _vocabulary(s: Sizes) -> list[Case]:
         Case(
             "embedding", ((s.vocabulary, s.width),), lambda o, w: o.embedding(ids, w, w.dtype),
             lambda w: F.embedding(ids, w),
-            why="the copy takes as long as PyTorch's; a call that keeps a gradient goes through a function in Python, "
-            "30 to 50 us of about 170 (a compiled program has none); the gradient adds in float32",
+            why=f"{PYTHON}; the gradient adds in float32",
             moved=(2 * s.tokens * s.width, (s.tokens + s.vocabulary) * s.width),
         ),
         Case(

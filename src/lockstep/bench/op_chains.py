@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.bench.op_case import PACKS, Case, Sizes
+from lockstep.bench.op_case import PACKS, PYTHON, Case, Sizes
 from lockstep.ops import PAGE, KVPages, Operators, Packed, Paged, Routing, fused, plain, plain_moe
 
 
@@ -37,6 +37,7 @@ def chains(s: Sizes) -> list[Case]:
             "residual + layer norm", (rows, rows, (s.width,), (s.width,)),
             lambda o, x, h, w, b: fused.add_layer_norm(x, h, w, b, 1e-5),
             lambda x, h, w, b: _residual(x, h, lambda y: F.layer_norm(y, (s.width,), w.float(), b.float())), wide=1,
+            why=PYTHON,
         ),
         Case(
             "RMS norm of heads + rotary", (heads, (s.dim,)),
@@ -96,11 +97,11 @@ def routing(s: Sizes) -> list[Case]:
         ),
         Case(
             "load-balance loss", ((s.tokens, experts),), lambda o, y: o.balance_loss([y], [routes.offsets]),
-            lambda y: plain_moe.balance_loss([y], [routes.offsets]), wide=1,
+            lambda y: plain_moe.balance_loss([y], [routes.offsets]), wide=1, why=PYTHON,
         ),
         Case(
             "copies for heads", ((s.tokens, s.dim),), lambda o, y: o.share_heads(y, s.heads),
             lambda y: plain_moe.share_heads(y, s.heads).contiguous(),
-            moved=(10 * s.tokens * s.dim, 10 * s.tokens * s.dim),
+            moved=(10 * s.tokens * s.dim, 10 * s.tokens * s.dim), why=PYTHON,
         ),
     ]  # fmt: skip
