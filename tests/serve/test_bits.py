@@ -46,7 +46,10 @@ def model(dtype: torch.dtype, kind: str = "dense") -> Model:
     ("kind", "dtype"), list(zip(KINDS, [torch.float32, torch.bfloat16] * 2, strict=True)), ids=list(KINDS)
 )
 def test_every_path_has_the_bits_of_the_training_forward(dtype: torch.dtype, kind: str) -> None:
-    proofs = list(prove(model(dtype, kind), SEQUENCES))
+    passes: list[tuple[int, int]] = []
+    proofs = list(prove(model(dtype, kind), SEQUENCES, lambda *told: passes.append(told)))
+    assert [done for done, _ in passes] == sorted(done for done, _ in passes)
+    assert passes[-1] == (passes[0][1], passes[0][1])
     assert {p.path: p.differ for p in proofs if p.differ} == {}
     assert len(proofs) == 20
     assert all(p.compared for p in proofs)

@@ -59,7 +59,7 @@ PACKS = (
     "float32"
 )
 PYTHON = (
-    "both sides move the same bytes; a call that keeps a gradient goes through a function in Python, 30 to 50 us "
-    "forward and as much backward (a compiled program has none)"
+    "both sides move the same bytes; a call that keeps a gradient goes through a function in Python, some tens of "
+    "microseconds each way (a compiled program has none)"
 )
 ORDER = "the order of its sum is fixed, PyTorch's follows the number of threads"

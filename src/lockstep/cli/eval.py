@@ -17,7 +17,9 @@ def eval(
     model: ModelArgument,
     dtype: Dtype = "bfloat16",
     numerics: Numerics = "bitwise",
-    lengths: Annotated[str, typer.Option(help="Tokens of the sequences, comma-separated.")] = "5,70,1,150",
+    lengths: Annotated[
+        str, typer.Option(help="Tokens of the sequences, comma-separated; one of more than 128 lies in three pages.")
+    ] = "5,130,1",
     seed: Annotated[int, typer.Option(help="Draws the tokens.")] = 0,
 ) -> int:
     """Run a model through every path (training, prefill, decode, cache hits ...) and compare raw bytes."""
