@@ -63,7 +63,8 @@ class Leaf:
 
     @property
     def given(self) -> Given:
-        if not self.tensor.is_contiguous():
+        # All strides are zero where a weight is elsewhere until it is gathered for a run (`parallel.weight_store`).
+        if not self.tensor.is_contiguous() and any(self.tensor.stride()):
             raise CannotCompile(f"{self.name} is not contiguous: set its .data to .data.contiguous()")
         wanted = self.field is None and self.tensor.requires_grad and torch.is_grad_enabled()
         return Given(self.name, tuple(self.tensor.shape), self.tensor.dtype, wanted)
