@@ -47,9 +47,20 @@ inline void join(std::vector<Group>& groups, int64_t r, int64_t position) {
   g.l[i] = 0.0f;
 }
 
+// Memory that is read soon, fetched into the cache by halves while something else computes.
+template <typename T>
+struct Soon {
+  const T* from = nullptr;
+  int64_t count = 0;
+  void fetch(int64_t half) const {
+    for (int64_t i = half * count / 2; i < (half + 1) * count / 2; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+  }
+};
+
 // A block of keys and values. Element p of sixteen keys lies p * k_step after the start of their panel, sixteen
 // elements of value t lie t * v_step after that of theirs. With scales, key t stands for k_scale[t] times what lies
-// there, and value t for v_scale[t] times it.
+// there, and value t for v_scale[t] times it. Of a block that is read as it lies in memory, the values (`later`) are
+// fetched while its scores are computed, and the keys of the block after it (`next`) while its values are added.
 template <typename K, typename V = K>
 struct KeyBlock {
   const K* k;
@@ -57,6 +68,8 @@ struct KeyBlock {
   const V* v;
   int64_t v_step, v_panel;
   const float *k_scale = nullptr, *v_scale = nullptr;
+  Soon<V> later = {};
+  Soon<K> next = {};
 };
 
 // Which keys of block b each row of the group sees: those from its window's start (0: none) to its own position.
@@ -166,11 +179,15 @@ void attend_block(std::vector<Group>& groups, int64_t b, const AttentionShape& a
   for (size_t i = 0; i < groups.size(); i++) {
     if (!see(groups[i], b, a.window)) continue;
     float* out = acc + i * GROUP_ROWS * a.v_dim;
+    if (i == 0) x.later.fetch(0);
     score_block(groups[i], query + i * GROUP_ROWS * a.dim, a.dim, x, s);
     if (x.k_scale) scale_rows(groups[i], x.k_scale, s);
+    if (i == 0) x.later.fetch(1);
     softmax_rows(groups[i], s, out, a.v_dim, a.softcap);
     if (x.v_scale) scale_rows(groups[i], x.v_scale, s);
+    if (i == 0) x.next.fetch(0);
     add_values(groups[i], s, x, out, a.v_dim);
+    if (i == 0) x.next.fetch(1);
   }
 }
 

@@ -18,6 +18,14 @@ struct Task {
   int64_t sequence, kv_head, first, count;
 };
 
+// Blocks of keys that some row of a task sees: from the first to before the last.
+inline int64_t first_block(const AttentionShape& a, const Task& t) {
+  return a.window ? std::max<int64_t>(0, a.positions[t.first] - a.window + 1) / BLOCK : 0;
+}
+inline int64_t end_block(const AttentionShape& a, const Task& t) {
+  return a.positions[t.first + t.count - 1] / BLOCK + 1;
+}
+
 // The rows of a task, (position, query head of the kv head) with the heads innermost. block(b, keys): block b of the
 // task's keys and values, of which the first `keys` are visible to some row.
 template <typename T, typename Block>
@@ -32,9 +40,8 @@ void attend(const T* q, T* out, float* lse, const AttentionShape& a, const Task&
     for (int64_t j = 0; j < dim; j += 16)
       (F16::load(q + row(r) * dim + j) * F16::all(a.scale * LOG2E)).store(query.get() + r * dim + j);
   }
-  const int64_t begin = a.window ? std::max<int64_t>(0, a.positions[t.first] - a.window + 1) : 0;
   const int64_t end = a.positions[t.first + t.count - 1] + 1;
-  for (int64_t b = begin / BLOCK; b * BLOCK < end; b++)
+  for (int64_t b = first_block(a, t); b < end_block(a, t); b++)
     attend_block(groups, b, a, query.get(), block(b, std::min(BLOCK, end - b * BLOCK)), s.get(), acc.data());
   for (int64_t r = 0; r < rows; r++) {
     const Group& g = groups[r / GROUP_ROWS];

@@ -48,8 +48,13 @@ void attention_paged(const T* q, const T* k_pages, const T* v_pages, const int32
     const Task& t = list[i];
     auto head = [&](int64_t b) { return table[t.sequence * width + b] * a.kv_heads + t.kv_head; };
     if (t.count * per <= FEW_ROWS) {
-      attend(q, out, nullptr, a, t, [&](int64_t b, int64_t) {
-        return KeyBlock<T>{k_pages + head(b) * k_head, BLOCK, 16, v_pages + head(b) * v_head, a.v_dim, 16};
+      const Soon<T> first{k_pages + head(first_block(a, t)) * k_head, k_head};
+      for (int64_t half : {0, 1}) first.fetch(half);
+      attend(q, out, nullptr, a, t, [&](int64_t b, int64_t keys) {
+        const T* v = v_pages + head(b) * v_head;
+        const Soon<T> next = b + 1 < end_block(a, t) ? Soon<T>{k_pages + head(b + 1) * k_head, k_head} : Soon<T>{};
+        return KeyBlock<T>{k_pages + head(b) * k_head, BLOCK, 16, v, a.v_dim, 16, nullptr, nullptr,
+                           {v, keys * a.v_dim}, next};
       });
     } else {
       const std::unique_ptr<float[]> wide(new float[k_head + v_head]);
