@@ -15,7 +15,8 @@ _QUIET_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class StepLine:
-    """The numbers of one step on the bar. memory: resident bytes. mfu: a fraction, None where no peak is known."""
+    """The numbers of one step on the bar. memory: resident bytes. mfu: a fraction, None where no peak is known.
+    seconds_left: None while nobody can know."""
 
     step: int
     steps: int
@@ -23,7 +24,7 @@ class StepLine:
     tokens_per_second: float
     mfu: float | None
     memory: int
-    seconds_left: float
+    seconds_left: float | None
 
     def text(self) -> str:
         mfu = "" if self.mfu is None else f"  MFU {100 * self.mfu:.1f}%"
@@ -82,8 +83,8 @@ class Display:
         if self._live:
             self._show(f"step {line.step}/{line.steps}", line.text(), line.step, line.steps)
         elif self._due(time.monotonic()) or line.step == line.steps:
-            left = f"{int(line.seconds_left) // 60}:{int(line.seconds_left) % 60:02d} left"
-            self.console.print(f"step {line.step}/{line.steps}  {line.text()}  {left}", highlight=False, soft_wrap=True)
+            left = "" if (left := line.seconds_left) is None else f"  {int(left) // 60}:{int(left) % 60:02d} left"
+            self.console.print(f"step {line.step}/{line.steps}  {line.text()}{left}", highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
         """A line that stays."""

@@ -35,7 +35,7 @@ class Loop:
     ) -> None:
         self.run, self.config, self.out, self.position = run, config, out, position
         self.display, self.metrics, self.stop = display, metrics, stop
-        self._speed = Speed(config.train, position.step, run.mesh.shape.size if run.mesh.first else 0)
+        self._speed = Speed(config.train, run.mesh.shape.size if run.mesh.first else 0)
         self._saved = position.step if step_path(out, position.step).exists() else None
 
     def train(self) -> Path | None:
