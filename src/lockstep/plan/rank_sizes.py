@@ -1,0 +1,112 @@
+"""How large everything is that a rank holds, comes and goes: what the walk through its schedule adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from lockstep.parallel.schedules import Table, embedding_rows
+from lockstep.parallel.tree import nodes_of, spread
+from lockstep.plan.chunk_pass import passes
+from lockstep.plan.columns import Columns
+from lockstep.plan.memory import (
+    deferred_bytes,
+    exchanged_bytes,
+    gather_copies,
+    gathers,
+    largest_bytes,
+    logits_bytes,
+    loss_gradients,
+    message_bytes,
+    mlp_gradient_bytes,
+    recompute_bytes,
+    spread_gradients,
+    unit_bytes,
+    unit_copies,
+    waiting_sums,
+)
+from lockstep.plan.shape import ModelShape
+from lockstep.plan.simulate import held_by_chunks
+
+
+class RankSizes:
+    """What a rank's chunks are, and how many bytes everything is. ``gradient``: of one sum of the rank's gradients."""
+
+    def __init__(
+        self, table: Table, streams: Sequence[int], stage: int, layers: list[list[int]], mine: Columns, gradient: float,
+        shape: ModelShape, place: Mapping[str, int],
+    ) -> None:  # fmt: skip
+        self.table, self.streams, self.stage, self.mine, self.tied = table, streams, stage, mine, shape.tied
+        self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
+        self.ends = table.groups - 1
+        apart = shape.tied and shape.states == "masters" and self.ends in self.groups and 0 not in self.groups
+        self.rows_after = embedding_rows(table) if apart else {}
+        self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
+        self.summed = self.words / float(mine.sharing[0]) if mine.fsdp[0] >= 2 else self.words
+        self.mixed = shape.states == "mixed"
+        later, head = float(deferred_bytes(mine)[0]), float(loss_gradients(mine)[0])
+        mine_and_head = list(zip(layers[stage], self.groups, strict=True))
+        self.passes = list(passes(mine, layers[stage]))
+        self.copies, self.layer = float(unit_copies(mine)[0]), float(unit_bytes(mine)[0][0])
+        self.full = [one.kept + head * (g == self.ends) for one, g in zip(self.passes, self.groups, strict=True)]
+        self.both = shape.tied and self.ends > 0 and {0, self.ends} <= set(self.groups)
+        # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
+        self.late = [later * n + self.words * self.waiting_ends(g) for n, g in mine_and_head]
+        self.given = [bool(self.copies) and not (self.tied and self.ends) and g in (0, self.ends) for g in self.groups]
+        """By chunk, whether embedding or head gives its gradient away in B."""
+        self.activations = held_by_chunks(table, stage, self.full, self.late)
+        self.gradient = self._spread(gradient, layers[stage])
+        self.waiting: list[float] = waiting_sums(mine, np.arange(table.micro_batches + 1.0)).tolist()
+        """Sums of a chunk's gradients that are there after so many micro-batches."""
+        others = float(spread_gradients(mine)[0]) / sum(layers[stage])
+        self.others = [others * n for n in layers[stage]]
+        self.ranks = float(mine.ep[0])
+        self.beside = float(mlp_gradient_bytes(mine)[0])
+        # Of a layer that is recomputed: the last product's input and output gradient, which wait for W.
+        middle = (1 - mine.moe) * mine.intermediate / mine.tp
+        self.put_off = 2.0 * float((mine.tokens * (mine.hidden + middle))[0])
+        self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
+        self.working = float(recompute_bytes(mine)[0]) - self.tail
+        self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
+        copies = float(gather_copies(mine)[0])
+        self.light, self.gathered = self.calm + copies * self.layer, copies * self.words
+        self.exchanged = {kind: float(exchanged_bytes(mine, kind == "W")[0]) for kind in ("W", "BW")}
+        self.loss = float(logits_bytes(mine)[0]) - head
+        sends_rows = 0 in self.groups and self.tied and self.ends > 0 and not self.both and not self.mixed
+        # Rows of a tied embedding's gradient that were sent to the stage that owns it; they stay until the end.
+        self.rows = sends_rows * 4.0 * float((mine.hidden * np.minimum(mine.vocab / mine.tp, mine.head_tokens))[0])
+        self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
+        self.handed = (2.0 if place["cp"] + 1 < mine.cp[0] else 1.0) if mine.ours[0] and mine.cp[0] > 1 else 0.0
+        self.largest, self.nodes = float(largest_bytes(mine)[0]), 1
+        self.sent: float | None = None
+        """Sums of a chunk's gradients when they are on their way to other replicas; None where none are sent then."""
+        if mine.ours[0] and mine.fsdp[0] < 2 and mine.dp[0] > 1:
+            leaves = table.micro_batches * int(mine.dp[0]) // int(mine.group_size[0])
+            self.sent, self.nodes = _sums_on_their_way(leaves, int(mine.dp[0]), place["dp"])
+
+    def waiting_ends(self, group: int) -> int:
+        """Gradients of embedding and head that a group's B leaves for W. Where those of layers are given away at once,
+        so are these, unless they have another half; and the rows of an embedding that another stage owns."""
+        shared = self.tied and self.ends > 0
+        ends = (group == self.ends) + (group == 0 and not (shared and not self.both))
+        return 0 if self.copies and not shared else ends
+
+    def _spread(self, gradient: float, layers: list[int]) -> list[float]:
+        """One sum of gradients by chunk: layers, and embedding and head where they are."""
+        shared = self.tied and self.ends > 0
+        heads = [g == self.ends and not (self.tied and g == 0) for g in self.groups]
+        ends = [self.summed * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
+        scale = max(0.0, gradient - sum(ends)) / sum(layers)
+        return [scale * n + end for n, end in zip(layers, ends, strict=True)]
+
+
+@lru_cache
+def _sums_on_their_way(leaves: int, replicas: int, place: int) -> tuple[float, int]:
+    """Sums of its gradients that the replica at a place has, when all are on their way at the end of a step: the
+    result, the nodes of a tree of so many leaves that it sends, and its share of those that it receives. And the number
+    of these nodes."""
+    nodes = [nodes_of(part.start, part.stop, leaves) for part in spread(leaves, replicas)]
+    others = sum(len(theirs) for i, theirs in enumerate(nodes) if i != place)
+    return 1.0 + len(nodes[place]) + others / replicas, len(nodes[place])
