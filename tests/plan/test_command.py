@@ -100,3 +100,29 @@ def test_a_run_says_its_own_batch(tmp_path, capsys, monkeypatch):
     assert "16 sequences of 128 tokens per step" in capsys.readouterr().out
     assert run([*asked, "--seq", "64", "--global-batch-tokens", "1K"]) == 0
     assert "16 sequences of 64 tokens per step" in capsys.readouterr().out
+
+
+def test_an_earlier_plan_is_replaced_and_nothing_else(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_file, asked = tmp_path / "run.yaml", ["plan", "run.yaml", "--cluster", "2xH100"]
+    content = (
+        "model: {vocab_size: 96, hidden_size: 64, intermediate_size: 96, num_layers: 2, num_heads: 4,\n"
+        " num_kv_heads: 2}\ndata: {seq_len: 128}\ntrain: {micro_batch: 2, micro_batches: 8}\n"
+    )
+    run_file.write_text(content)
+    assert run([*asked, "--out", "run.yaml"]) == 2
+    assert "run.yaml is there and no earlier plan: choose another --out, or replace it with" in capsys.readouterr().err
+    assert run_file.read_text() == content
+    assert run(asked) == 0
+    assert "in place of" not in capsys.readouterr().out
+    assert run([*asked, "--no-report"]) == 0
+    text = capsys.readouterr().out
+    assert "in place of an earlier plan.yaml; removed plan.html, plan.trace.json" in text
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["plan.yaml", "run.yaml"]
+    (tmp_path / "plan.html").write_text("<html>mine</html>")
+    assert run(asked) == 2
+    assert "plan.html is there and no earlier report" in capsys.readouterr().err
+    assert run([*asked, "--no-report"]) == 0
+    assert (tmp_path / "plan.html").read_text() == "<html>mine</html>"
+    assert run([*asked, "--force"]) == 0
+    assert "lockstep plan" in (tmp_path / "plan.html").read_text()

@@ -42,6 +42,7 @@ def plan(
         bool | None,
         typer.Option("--report/--no-report", help="Write a page and a trace beside it.  [default: report]"),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are no earlier plan's.")] = False,
 ) -> None:
     """Find the best parallel strategy for a model on a cluster."""
     if model == "calibrate":
@@ -56,7 +57,7 @@ def plan(
         }
         if unused := [name for name, value in given.items() if value not in (None, [])]:
             raise LockstepError(f"plan calibrate takes --cluster and --out; leave out {', '.join(unused)}.")
-        return _calibrate(measured, cluster, out or Path("coefficients.yaml"))
+        return _calibrate(measured, cluster, out or Path("coefficients.yaml"), force)
     if measured is not None:
         raise LockstepError(
             f"plan {model} {measured}: one model at a time; only `plan calibrate` takes a file behind it."
@@ -66,7 +67,8 @@ def plan(
     from lockstep.plan.report import report
 
     picture = picture is not False
-    started, files = time.perf_counter(), _files(out or Path("plan.yaml"), picture)
+    started, files = time.perf_counter(), _files(out or Path("plan.yaml"), picture, force)
+    again, stale = files["plan"].is_file(), [] if picture else _stale(files["plan"])
     pinned, factors = pins(pin or []), _coefficients(coefficients)
     shape, run = asked_of(model)
     asked, dtype = batch_of(run), dtype or dtype_of(run)
@@ -83,31 +85,47 @@ def plan(
             run=run,
         )
         plans = found.plans
-        plans[0].save(files[0])
+        plans[0].save(files["plan"])
         if picture:
             from lockstep.plan.report_page import save_report
 
             status.update("drawing")
             with _writing():
-                save_report(plans, cluster, files[1], files[2], pinned, factors, dtype)
-    took = f"wrote {', '.join(map(str, files))} in {time.perf_counter() - started:.1f} s"
+                save_report(plans, cluster, files["report"], files["trace"], pinned, factors, dtype)
+        with _writing():
+            for file in stale:
+                file.unlink()
+    took = f"wrote {', '.join(map(str, files.values()))} in {time.perf_counter() - started:.1f} s"
+    took += f", in place of an earlier {files['plan'].name}" if again else ""
+    took += f"; removed {', '.join(map(str, stale))}, which showed it" if stale else ""
     # Said last: whoever reads may close the pipe after a line.
     typer.echo("\n".join([report(plans, cluster), *([f"\nnote: {found.note}"] if found.note else []), "", took]))
     return None
 
 
-def _files(path: Path, picture: bool) -> list[Path]:
+def _files(path: Path, picture: bool, force: bool) -> dict[str, Path]:
     """What is written: the plan and, beside it, the page and the trace. Raises LockstepError where that cannot be."""
-    from lockstep.plan.yaml_file import check_can_write
+    from lockstep.plan.former import check_target
 
     if not path.name:
         raise LockstepError(f"--out {str(path)!r} names no file: give a name such as plan.yaml.")
-    files = [path, *([path.with_suffix(".html"), path.with_suffix(".trace.json")] if picture else [])]
-    if path in files[1:]:
+    files = {"plan": path, **(_beside(path) if picture else {})}
+    if path in _beside(path).values():
         raise LockstepError(f"--out {path} is where the report would go: give a name such as plan.yaml.")
-    for file in files:
-        check_can_write(file)
+    for kind, file in files.items():
+        check_target(file, kind, force)
     return files
+
+
+def _beside(path: Path) -> dict[str, Path]:
+    return {"report": path.with_suffix(".html"), "trace": path.with_suffix(".trace.json")}
+
+
+def _stale(path: Path) -> list[Path]:
+    """The page and the trace of an earlier plan in this place."""
+    from lockstep.plan.former import is_former
+
+    return [file for kind, file in _beside(path).items() if is_former(file, kind)]
 
 
 def tokens(text: str) -> int:
@@ -158,16 +176,16 @@ def _coefficients(path: Path | None) -> Coefficients | None:
     return load_coefficients(path) if path else None
 
 
-def _calibrate(measured: Path | None, cluster: str, out: Path) -> None:
+def _calibrate(measured: Path | None, cluster: str, out: Path, force: bool) -> None:
     from lockstep.plan import calibrate, load_cluster
     from lockstep.plan.calibrate import load_measured
     from lockstep.plan.coefficients import save_coefficients
     from lockstep.plan.fit_report import fit_text
-    from lockstep.plan.yaml_file import check_can_write
+    from lockstep.plan.former import check_target
 
     if measured is None:
         raise LockstepError("plan calibrate needs a file of measured steps: lockstep plan calibrate steps.yaml.")
-    check_can_write(out)
+    check_target(out, "coefficients", force)
     rows, place = load_measured(measured), load_cluster(cluster)
     with _status("fitting"):
         found = calibrate(rows, place)

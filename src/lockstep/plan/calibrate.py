@@ -73,8 +73,12 @@ def calibrate(rows: Sequence[Measured | Mapping[str, Any]], cluster: str | Clust
 def _simulated(rows: Sequence[Measured], columns: Columns, cluster: Cluster, factors: Coefficients) -> Column:
     """How many times longer than by the closed form, which is what `fit` follows, each step is predicted: pipelines by
     the simulator, and stages each by what it gives up."""
-    steps = [timed(row.model, row.layout, cluster, row.batch, factors, "bf16").step_s for row in rows]
-    return np.array(steps) / step_time(columns, cluster, factors).step
+    steps = step_time(columns, cluster, factors).step
+    longer = np.ones(len(rows))
+    for i, row in enumerate(rows):
+        if row.layout.pp > 1 or row.layout.by_stage:
+            longer[i] = timed(row.model, row.layout, cluster, row.batch, factors, "bf16").step_s / steps[i]
+    return longer
 
 
 def measured_row(row: Mapping[str, Any], what: str = "a row") -> Measured:

@@ -155,7 +155,8 @@ def _read(kind: str) -> dict[str, Any]:
         nearest = _parse(_LIBRARY / f"{names[near[0]]}.yaml")["name"] if near else ""
         raise LockstepError(
             f"unknown device {kind!r:.60}: the nearest name is {nearest!r}. Known are {_known()}; "
-            "any other device can be described in a YAML file (copy one of plan/clusters)."
+            f"any other device can be described in a YAML file: copy one of {_LIBRARY} and give its path, as in "
+            "8xmine.yaml."
         )
     return _parse(_LIBRARY / f"{found}.yaml")
 

@@ -17,6 +17,9 @@ _STEADY = 3
 _WEIGHT = {"zb-1p": 12.0, "zb-2p": 12.0, "zb-v": 12.0, "v-half": 12.0, "v-min": 12.0, "dualpipe-v": 2.0}
 """Cost of making a table, per step, against the classic schedules."""
 
+TableKey = tuple[str, int, int, int]
+"""A schedule's name, stages, micro-batches, chunks."""
+
 
 def uneven(layout: Layout, layers: int, head_layers: float) -> list[Layout]:
     """The layout and its variants with fewer layers on the last stage, which also has the head.
@@ -37,10 +40,18 @@ def uneven(layout: Layout, layers: int, head_layers: float) -> list[Layout]:
     return found
 
 
-def simulation_cost(rows: Columns, row: int) -> float:
-    """Steps to simulate, in steps of a classic schedule."""
+def simulation_cost(rows: Columns, row: int, made: set[TableKey]) -> float:
+    """Steps to simulate, in steps of a classic schedule. made: tables that are there already, which cost nothing to
+    make."""
+    weight = 1.0 if (key := table_key(rows, row)) in made else _WEIGHT.get(key[0], 1.0)
+    _, stages, micro_batches, chunks = key
+    return float(stages * micro_batches * chunks) * 3 * weight
+
+
+def table_key(rows: Columns, row: int) -> TableKey:
+    """What `table_of` takes for the simulation of a row."""
     name = SCHEDULES[int(rows.schedule[row])]
-    return simulated_micro_batches(rows, row) * float(rows.pp[row] * rows.chunks[row]) * 3 * _WEIGHT.get(name, 1.0)
+    return name, int(rows.pp[row]), simulated_micro_batches(rows, row), int(rows.chunks[row])
 
 
 def simulated_bubble(rows: Columns, times: StepTime, row: int, layout: Layout) -> float:

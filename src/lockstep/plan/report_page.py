@@ -11,6 +11,7 @@ import numpy as np
 from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.evaluate import Evaluated, evaluate
+from lockstep.plan.former import GENERATOR
 from lockstep.plan.layout import Layout
 from lockstep.plan.per_stage import plan_simulation
 from lockstep.plan.pins import Pins, check_pins
@@ -55,7 +56,8 @@ def save_report(
         _drawn(run.table.micro_batches, best.layout.micro_batches(best.batch)),
         f'<iframe title="pipeline" style="height:{_high(best.layout.pp)}px" srcdoc="{pipeline}"></iframe>',
     ]
-    Path(page).write_text(_PAGE.replace("@TITLE@", escape(title)).replace("@BODY@", "\n".join(parts)), "utf-8")
+    head = _PAGE.replace("@GENERATOR@", GENERATOR).replace("@TITLE@", escape(title))
+    Path(page).write_text(head.replace("@BODY@", "\n".join(parts)), "utf-8")
 
 
 def _high(stages: int) -> int:
@@ -176,7 +178,7 @@ def pareto(memory: Sequence[float] | np.ndarray, seconds: Sequence[float] | np.n
 
 
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>@TITLE@</title>
+<html lang="en"><head><meta charset="utf-8">@GENERATOR@<title>@TITLE@</title>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>
 :root { color-scheme: light dark; --back: #fff; --ink: #1c2330; --line: #dfe3ea; --pale: #9fb3cc; }

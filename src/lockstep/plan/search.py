@@ -29,7 +29,7 @@ from lockstep.plan.per_stage import walks
 from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, timed, with_stages
-from lockstep.plan.refine import layers_of_chunks, simulated_bubble, simulation_cost, uneven
+from lockstep.plan.refine import TableKey, layers_of_chunks, simulated_bubble, simulation_cost, table_key, uneven
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
@@ -252,12 +252,13 @@ def _unrefined(layout: Layout) -> Layout:
 
 def _simulate(rows: Columns, times: StepTime, layouts: list[Layout], chosen: list[int]) -> dict[int, float]:
     """Bubbles by row, in the order of the closed form until the allowance of steps is spent."""
-    bubbles, left = {}, float(_SIMULATED_STEPS)
+    bubbles, left, made = {}, float(_SIMULATED_STEPS), set[TableKey]()
     for i in chosen:
-        cost = simulation_cost(rows, i)
+        cost = simulation_cost(rows, i, made)
         if layouts[i].pp == 1 or cost > left:
             continue
         left -= cost
+        made.add(table_key(rows, i))
         bubbles[i] = simulated_bubble(rows, times, i, layouts[i])
     return bubbles
 
