@@ -185,7 +185,7 @@ def test_any_layout_gives_the_bytes_of_one_process(
     check(on_threads(MeshShape(pp=pp, dp=dp), work), expected, norm)
 
 
-def test_a_bucket_is_on_its_way_when_its_last_gradient_is_there(threads: Threads) -> None:
+def test_a_bucket_is_on_its_way_when_the_next_gradient_comes_or_when_told(threads: Threads) -> None:
     """Buckets begin from the last parameter on, and in that order, whatever comes first; their sums are the tree's."""
     values = {name: torch.ones(300) * i for i, name in enumerate("abc")}
 
@@ -196,10 +196,12 @@ def test_a_bucket_is_on_its_way_when_its_last_gradient_is_there(threads: Threads
         for name, leaf in (("a", 0), ("c", 0), ("c", 1), ("a", 1), ("b", 0), ("b", 1)):
             sums.put(name, first + leaf, values[name] + first + leaf)
             begun.append(sums.begun)
+        sums.begin()
+        begun.append(sums.begun)
         total = sums.total()
         shards.collect(total)
         return begun, torch.stack(list(total.values()))
 
     for begun, total in threads(MeshShape(dp=2), work):
-        assert begun == [0, 0, 1, 1, 1, 3]
+        assert begun == [0, 0, 0, 1, 1, 1, 3]
         assert total.tolist() == [[6.0 + 4 * i] * 300 for i in range(3)]

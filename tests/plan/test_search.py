@@ -391,7 +391,7 @@ def test_every_plan_fits_at_every_step_of_its_schedule():
     sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "intermediate": 2816, "gated": True}
     latent = {"kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
     cluster = load_cluster("6xA100-40")
-    found = search({**sizes, **latent}, cluster, seq=1 << 20, global_batch_tokens=1 << 20)
+    found = search({**sizes, **latent}, cluster, seq=7 << 17, global_batch_tokens=7 << 17)
     for plan in found:
         layout = plan.layout
         ranks = range(0, layout.devices, layout.devices // layout.pp)

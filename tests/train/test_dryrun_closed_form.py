@@ -143,26 +143,25 @@ def test_sums_over_tensor_ranks_are_those_that_the_planner_charges(recompute, su
     assert expected <= sent < expected + 1000
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_draw_of_split_backwards_within_ten_or_fifteen_per_cent(seed):
-    """Gradients and weights that are shared out, offload and recomputation where a layer's backward is in two steps."""
+@pytest.mark.parametrize("seed", range(4))
+def test_a_draw_of_layouts_within_six_per_cent(seed):
+    """Any schedule with any way of sharing out, offloading and recomputing; layers large enough for buckets to be
+    parts of a stage."""
     rng = random.Random(seed)
     for _ in range(4):
-        schedule = rng.choice(["zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half"])
-        chunks = 2 if schedule in TWO_CHUNKS else 1
+        schedule = rng.choice(["1f1b", "gpipe", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "dualpipe-v"])
         saving = rng.choice([{}, {"recompute": "full"}, {"recompute_layers": 1}, {"offload_layers": 1}])
-        fsdp, dp = rng.choice([(0, 1), (1, 2), (2, 2), (3, 2), (2, 4), (3, 4)])
+        fsdp, dp = rng.choice([(0, 1), (1, 2), (2, 2), (3, 2), (1, 4), (3, 4)])
+        tp, cp = rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
         layout = Layout(
-            pp=2, dp=dp, fsdp=fsdp, schedule=schedule, chunks=chunks, micro_batch=rng.choice([2, 4]),
-            gradient_groups=dp, **saving,
+            pp=2, dp=dp, tp=tp, cp=cp, fsdp=fsdp, schedule=schedule, chunks=2 if schedule in TWO_CHUNKS else 1,
+            micro_batch=rng.choice([2, 4]), gradient_groups=rng.choice([dp, 0]), **saving,
         )  # fmt: skip
         shape = ModelShape(
-            "drawn", 4, 512, 8, rng.choice([1024, 8192]), tied=rng.random() < 0.5,
-            intermediate=rng.choice([1024, 2048]), kv_heads=4, head_dim=64, gated=True,
+            "drawn", 4, 1024, 16, rng.choice([1024, 8192]), tied=rng.random() < 0.5,
+            intermediate=rng.choice([2048, 4096]), kv_heads=4, head_dim=64, gated=True,
         )  # fmt: skip
-        micro_batches = rng.choice([4, 5])
-        rank = rng.randrange(layout.devices)
-        batch = Batch(dp * layout.micro_batch * micro_batches, rng.choice([256, 512]))
+        rank, batch = rng.randrange(layout.devices), Batch(dp * layout.micro_batch * rng.choice([4, 5]), 512)
         closed, real = peaks(shape, layout, batch, rank)
-        bound = 0.15 if layout.offload_layers else 0.1
-        assert closed == pytest.approx(real, rel=bound), (layout.describe(), layout.fsdp, batch, rank, shape)
+        # Of 48 drawn this way 45 are within 5 %; the worst is 5.9 %.
+        assert closed == pytest.approx(real, rel=0.06), (layout.describe(), layout.fsdp, batch, rank, shape)

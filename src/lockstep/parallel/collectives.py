@@ -6,7 +6,7 @@ depend on a library's ring, on the network or on who is late (contracts C4, C5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -161,7 +161,7 @@ class Axis:
         first), and all get the last one's."""
         return self.hand_on_all([(go_on, shape)])[0]
 
-    def hand_on_all(self, work: Sequence[tuple[Callable[[Tensor | None], Tensor], Sequence[int]]]) -> list[Tensor]:
+    def hand_on_all(self, work: Iterable[tuple[Callable[[Tensor | None], Tensor], Sequence[int]]]) -> list[Tensor]:
         """`hand_on` of several values: a member works on one while the one before it works on the next."""
         last, values, sent = self.size - 1, list[Tensor](), list[Pending]()
         for go_on, shape in work:
@@ -174,8 +174,7 @@ class Axis:
         for pending in sent:
             pending.wait()
         if self.index < last:
-            values = [torch.empty_like(value) for value in values]
-            for value in values:
+            for value in values:  # into the same memory: what was sent from it has gone
                 self.receive(value, last).wait()
         return values
 

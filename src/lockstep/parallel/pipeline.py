@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Protocol
+from itertools import groupby
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,11 @@ from lockstep.parallel.collectives import Axis
 from lockstep.parallel.mailbox import Letter, Mailbox, letters, settled
 from lockstep.parallel.row_ranks import RankRows
 from lockstep.parallel.schedules import Step, Table, embedding_rows
+from lockstep.parallel.shards import unit_of
 from lockstep.parallel.stages import TIED, Stages
 from lockstep.parallel.weight_store import WeightStore
+
+T = TypeVar("T")
 
 
 class MicroBatch(Protocol):
@@ -121,11 +125,12 @@ class Pipeline:
         finish: Finish,
         put: Put,
         work: Callable[[Put], Work] | None = None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         """Forward and backward of all micro-batches. Gradients of the parameters that this rank owns go to ``put``.
 
         work: makes what computes in the place of operators one by one (then nothing calls ``finish``), of a `Put` for
-        gradients that need not wait for the end of a step.
+        gradients that need not wait for the end of a step. ended: called when a step of the row is over.
         """
         given: set[tuple[str, int]] = set()
 
@@ -139,6 +144,7 @@ class Pipeline:
             for part in step.parts:
                 run.do(part)
             run.take_rows(self.rows_after.get(position, []))
+            ended()
         run.close()
 
     @torch.no_grad()
@@ -357,11 +363,15 @@ class Eager:
     def _computed(self, m: int, work: list[Due]) -> Iterator[tuple[str, Tensor]]:
         """The gradients of weights that were put off, by name; those of spread experts are given away."""
         line, work = self.line, give_of_experts(self.line, self.give, m, work)
-        if line.contexts is None or all(isinstance(due.gradient, WholeGradient) for due in work):
-            values: Iterable[Tensor] = (due.gradient() for due in work)
+        names = [line.names[id(due.weight)] for due in work]
+        whole = line.contexts is None or all(isinstance(due.gradient, WholeGradient) for due in work)
+        each = _letting_go(work)  # what a gradient is made of goes as they are made
+        if whole:
+            values: Iterable[Tensor] = (due.gradient() for due in each)
         else:
-            values = line.contexts.hand_on_all([(due.gradient, due.weight.shape) for due in work])
-        yield from zip((line.names[id(due.weight)] for due in work), values, strict=True)
+            assert line.contexts is not None
+            values = _letting_go(line.contexts.hand_on_all((due.gradient, due.weight.shape) for due in each))
+        yield from zip(names, values, strict=True)
 
     def _tail(self, change: Callable[[WeightStore, str], None]) -> None:
         """Final norm and head are open from a micro-batch's loss to its backward, which mostly follows at once."""
@@ -375,19 +385,30 @@ class Eager:
 
 
 def give_whole(line: Pipeline, give: Put, m: int, found: dict[str, Tensor], halves: Collection[str] = ()) -> None:
-    """Give away what is whole of these gradients of a micro-batch: not those that have a part from elsewhere (halves),
-    nor a tied embedding's, which has two."""
-    for name in [n for n in found if n in line.owns and n not in halves and n != TIED]:
+    """Give away what is whole of these gradients of a micro-batch: not those that have a part from elsewhere (halves,
+    and an embedding that is the head too)."""
+    shared = TIED if line.stages.tied else None
+    for name in [n for n in found if n in line.owns and n not in halves and n != shared]:
         give(name, m, found.pop(name))
 
 
 def give_of_experts(line: Pipeline, give: Put, m: int, work: list[Due]) -> list[Due]:
-    """Give away the gradients of spread experts that were put off; returns the others."""
-    for due in sorted((due for due in work if due.source is not None), key=lambda due: due.source or 0):
-        assert line.experts is not None
-        assert due.source is not None
-        give(line.names[id(due.weight)], m * line.experts.size + due.source, due.gradient())
+    """Give away the gradients of spread experts that were put off, layer by layer, as those of all sources add up;
+    returns the others."""
+    spread = [due for due in work if due.source is not None]
+    for _, layer in groupby(spread, key=lambda due: unit_of(line.names[id(due.weight)])):
+        for due in sorted(layer, key=lambda due: due.source or 0):
+            assert line.experts is not None
+            assert due.source is not None
+            give(line.names[id(due.weight)], m * line.experts.size + due.source, due.gradient())
     return [due for due in work if due.source is None]
+
+
+def _letting_go(items: list[T]) -> Iterator[T]:
+    """The items in their order, each taken out of the list."""
+    items.reverse()
+    while items:
+        yield items.pop()
 
 
 def _keep_none(name: str, micro_batch: int, gradient: Tensor) -> None:

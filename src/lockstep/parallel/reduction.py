@@ -26,8 +26,9 @@ class Reduction:
     """The sum of a step's gradients over micro-batches and replicas, bucket by bucket.
 
     A bucket is parameters that stand next to each other. They are begun from the last on, as the backward pass gives
-    them, each as soon as this rank has all its micro-batches of it and of those before it: so every rank begins them in
-    one order, and a bucket is on its way while the backward pass goes on.
+    them, when this rank has all its micro-batches of it and of those before it: so every rank begins them in one order,
+    and a bucket is on its way while the backward pass goes on. It is begun when the next gradient comes, or by `begin`:
+    by then nobody holds the last one any more, which was added into a sum.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], shards: Shards, leaves: int, size: int, group: int = 1) -> None:
@@ -50,19 +51,24 @@ class Reduction:
 
     def put(self, name: str, micro_batch: int, gradient: Tensor) -> None:
         """Give the gradient of one of this rank's micro-batches, which is owned by the sum from then on."""
+        self.begin()
         self._trees[name].put(micro_batch, gradient)
         self._missing[name] -= 1
+
+    def begin(self) -> None:
+        """Send off every bucket that is whole."""
         while self._waiting and not any(self._missing[each] for each in self._waiting[0]):
-            self._begin(self._waiting.popleft())
+            self._send_off(self._waiting.popleft())
 
     def total(self) -> dict[str, Tensor]:
         """Whole-size tensors of which this rank's own runs hold the root of the tree; the rest is left to `collect`."""
+        self.begin()
         assert not self._waiting, f"no gradient came of {self._waiting}"
         while self._begun:
             self._end(self._begun.popleft())
         return {name: self._result.pop(name) for name in self._missing}
 
-    def _begin(self, names: Sequence[str]) -> None:
+    def _send_off(self, names: Sequence[str]) -> None:
         here, chosen = self._nodes[self.axis.index], set(names)
         held = {name: self._trees.pop(name).nodes for name in names}
         self._result |= {name: found[here[0]].contiguous() for name, found in held.items()}

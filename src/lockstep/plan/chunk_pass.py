@@ -53,15 +53,16 @@ class Pass:
         """Bytes in the forward pass, while an offloaded layer leaves and the next is computed."""
         return self.again * self.input + min(2.0, self.away + self.stay) * self.each if self.away else 0.0
 
-    def moments(self) -> Iterator[tuple[float, float, bool]]:
+    def moments(self, shared: float = 0.0) -> Iterator[tuple[float, float, bool]]:
         """Of the backward pass: bytes, which part of the layers is done, and whether a layer is recomputed then. An
-        offloaded layer comes back while the one above it works, and is freed when its own backward is over."""
+        offloaded layer comes back while the one above it works, and is freed when its own backward is over. shared: of
+        what a layer keeps, bytes that also wait for W."""
         inputs = self.again * self.input
         if self.away and self.stay >= 1:
             yield inputs + 2 * self.each, (self.stay - 1) / self.layers, False
         if self.away >= 2:
-            yield inputs + 2 * self.each, (self.stay + self.away - 1) / self.layers, False
+            yield inputs + 2 * self.each - shared, (self.stay + self.away - 1) / self.layers, False
         if self.away:
-            yield inputs + self.each, (self.stay + self.away) / self.layers, False
+            yield inputs + self.each - shared, (self.stay + self.away) / self.layers, False
         if self.again:
             yield inputs, (self.stay + self.away) / self.layers, True

@@ -282,6 +282,12 @@ def recomputed_bytes(rows: Columns) -> Column:
     of the MLP's values."""
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
     begun = rows.tokens * (6 * rows.hidden + 2 * middle / rows.tp)
+    # The gradient of the product that comes first, and what it is made of once more, packed.
+    split = (rows.pp > 1) & np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
+    first = 2 * rows.tokens * middle / rows.tp + largest_bytes(rows)
+    begun = begun + np.where(split, 0.0, first)
+    # Rows of experts' gradients as they are sent, received and put in order.
+    begun = begun + np.where(rows.ep > 1, 3 * 2 * rows.moe * rows.tokens * rows.experts_per_token * rows.hidden, 0.0)
     again = unsaved_bytes(rows) - message_bytes(rows) + np.where(rows.ours, begun, 0.0)
     return np.where((rows.full > 0) | (rows.recompute > 0), again, 0.0)
 
@@ -321,14 +327,34 @@ def message_bytes(rows: Columns) -> Column:
 
 
 def deferred_bytes(rows: Columns) -> Column:
-    """Bytes of one layer between a split backward's B and W: inputs and output gradients of every product, 16-bit. This
-    system puts off products of experts only where ranks share those out (ep)."""
-    late = np.where(rows.ours & (rows.ep == 1), 0.0, 1.0)
+    """Bytes of one layer between a split backward's B and W: inputs and output gradients of every product, 16-bit."""
+    late = _experts_wait(rows)
     experts = late * rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
     middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
-    inside = rows.query + rows.keys + rows.values + rows.core + rows.matrices * middle
-    stream = (4 - rows.moe * (1 - late) * (rows.shared_intermediate == 0)) * rows.hidden
-    return 2 * rows.tokens * (stream + inside / rows.tp + 2 * rows.latent) + late * _routed_bytes(rows)
+    gradients = rows.query + rows.keys + rows.values + (rows.matrices - 1) * middle
+    dense = 2 - rows.moe * (1 - late) * (rows.shared_intermediate == 0) / 2
+    outputs = 2 * rows.tokens * (dense * rows.hidden + gradients / rows.tp + rows.latent)
+    return deferred_inputs(rows) + outputs + late * _routed_bytes(rows)
+
+
+def deferred_inputs(rows: Columns) -> Column:
+    """Of those the inputs, which a layer keeps for its backward anyway. Where tensor ranks share rows out, each keeps
+    its own of what they gather."""
+    experts = _experts_wait(rows) * rows.experts_per_token * rows.expert_intermediate + rows.shared_intermediate
+    middle = (1 - rows.moe) * rows.intermediate + rows.moe * experts
+    dense = 2 - rows.moe * (1 - _experts_wait(rows)) * (rows.shared_intermediate == 0) / 2
+    stream = dense * rows.hidden / np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    return 2 * rows.tokens * (stream + (rows.core + middle) / rows.tp + rows.latent)
+
+
+def _experts_wait(rows: Columns) -> Column:
+    """Whether products of experts are put off: in this system only where ranks share those out (ep)."""
+    return np.where(rows.ours & (rows.ep == 1), 0.0, 1.0)
+
+
+def early_expert_bytes(rows: Columns) -> Column:
+    """Gradients of one layer's experts that a split backward makes in B, where their products are not put off."""
+    return _SUM * expert_parameters(rows) / np.maximum(rows.slow_layers, 1) * (1 - _experts_wait(rows))
 
 
 def mlp_gradient_bytes(rows: Columns) -> Column:

@@ -99,9 +99,9 @@ def rank_memory(
     if gathers(mine)[0]:  # a tied embedding that another stage owns is whole here
         weights += (uses - owns) * float(unit_bytes(mine)[1][0]) * (1 - 1 / float(mine.sharing[0]))
     fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
-    place = {"dp": rank // (layout.cp * layout.tp) % layout.dp, "cp": rank // layout.tp % layout.cp}
+    replica = rank // (layout.cp * layout.tp) % layout.dp
     streams = _streams(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks)[stage]
-    sizes = RankSizes(table, streams, stage, layers, mine, gradient, shape, place)
+    sizes = RankSizes(table, streams, stage, layers, mine, gradient, shape, replica)
     steps = tuple((str(step), float(n)) for step, n in zip(table.rows[stage], sizes.activations, strict=True))
     return RankMemory(rank, stage, fixed, steps, tuple(_moments(sizes)))
 
@@ -125,7 +125,8 @@ def _moments(rank: RankSizes) -> Iterator[dict[str, float]]:
         fewer = float((expert_parameters(rank.mine) * (1 - 1 / rank.mine.ep))[0]) * 4
         yield {"gradients": sum(rank.gradient) * sums - fewer}
     else:
-        yield {"gradients": sum(rank.gradient) * (sums if rank.sent is None else rank.sent)}
+        sent = rank.sent or [sums] * len(rank.gradient)
+        yield {"gradients": sum(one * times for one, times in zip(rank.gradient, sent, strict=True))}
 
 
 def _open_heads(rank: RankSizes) -> Iterator[bool]:
@@ -146,7 +147,7 @@ def _moment(rank: RankSizes, step: Step, activations: float, done: list[int], op
         sums = sum(waits(rank, c, done) for c in range(len(done)))
         growing = rank.gradient[chunk] + experts_grow(rank, chunk, done[chunk])
     found = {"gradients": sums, "activations": activations, "working": rank.working}
-    if rank.sent is not None and step.kind in ("W", "BW") and done[chunk] + 1 == rank.table.micro_batches:
+    if rank.sent and step.kind in ("W", "BW") and done[chunk] + 1 == rank.table.micro_batches:
         ending = sent_off(rank, found, step, done)
         usual = worst_moment(rank, found, step, done, sums, growing, opened)
         return max(ending, usual, key=lambda m: sum(m.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +13,8 @@ from lockstep.plan.chunk_pass import passes
 from lockstep.plan.columns import Columns
 from lockstep.plan.memory import (
     deferred_bytes,
+    deferred_inputs,
+    early_expert_bytes,
     exchanged_bytes,
     gather_copies,
     gathers,
@@ -25,7 +27,6 @@ from lockstep.plan.memory import (
     spread_gradients,
     unit_bytes,
     unit_copies,
-    waiting_sums,
 )
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import held_by_chunks
@@ -36,11 +37,11 @@ class RankSizes:
 
     def __init__(
         self, table: Table, streams: Sequence[int], stage: int, layers: list[list[int]], mine: Columns, gradient: float,
-        shape: ModelShape, place: Mapping[str, int],
+        shape: ModelShape, replica: int,
     ) -> None:  # fmt: skip
         self.table, self.streams, self.stage, self.mine, self.tied = table, streams, stage, mine, shape.tied
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
-        self.ends = table.groups - 1
+        self.ends, self.split = table.groups - 1, table.split_backward
         apart = shape.tied and shape.states == "masters" and self.ends in self.groups and 0 not in self.groups
         self.rows_after = embedding_rows(table) if apart else {}
         self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
@@ -53,12 +54,18 @@ class RankSizes:
         self.full = [one.kept + head * (g == self.ends) for one, g in zip(self.passes, self.groups, strict=True)]
         self.both = shape.tied and self.ends > 0 and {0, self.ends} <= set(self.groups)
         # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
+        self.inputs, self.experts = float(deferred_inputs(mine)[0]), float(early_expert_bytes(mine)[0])
+        later += 0.0 if self.copies else self.experts
         self.late = [later * n + self.words * self.waiting_ends(g) for n, g in mine_and_head]
+        # Where the two uses of a tied embedding meet, their gradients and the sum of both.
+        self.meet = 2 * self.words if self.tied and not self.ends else 0.0
         self.given = [bool(self.copies) and not (self.tied and self.ends) and g in (0, self.ends) for g in self.groups]
         """By chunk, whether embedding or head gives its gradient away in B."""
         self.activations = held_by_chunks(table, stage, self.full, self.late)
         self.gradient = self._spread(gradient, layers[stage])
-        self.waiting: list[float] = waiting_sums(mine, np.arange(table.micro_batches + 1.0)).tolist()
+        self.waiting = _waiting(
+            table.micro_batches, int(mine.dp[0]), int(mine.group_size[0]), replica, mine.fsdp[0] >= 2
+        )
         """Sums of a chunk's gradients that are there after so many micro-batches."""
         others = float(spread_gradients(mine)[0]) / sum(layers[stage])
         self.others = [others * n for n in layers[stage]]
@@ -71,20 +78,26 @@ class RankSizes:
         self.working = float(recompute_bytes(mine)[0]) - self.tail
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
         copies = float(gather_copies(mine)[0])
-        self.light, self.gathered = self.calm + copies * self.layer, copies * self.words
+        # While a layer computes its gathered weights are there once; before, while they are gathered, more often.
+        self.light, self.gathered = self.calm + self.layer * (copies > 0), copies * self.words
+        self.gather = copies * self.layer
         self.exchanged = {kind: float(exchanged_bytes(mine, kind == "W")[0]) for kind in ("W", "BW")}
         self.loss = float(logits_bytes(mine)[0]) - head
         sends_rows = 0 in self.groups and self.tied and self.ends > 0 and not self.both and not self.mixed
         # Rows of a tied embedding's gradient that were sent to the stage that owns it; they stay until the end.
-        self.rows = sends_rows * 4.0 * float((mine.hidden * np.minimum(mine.vocab / mine.tp, mine.head_tokens))[0])
+        self.rows = sends_rows * 4.0 * float((mine.hidden * np.minimum(mine.vocab, mine.head_tokens) / mine.tp)[0])
         self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
-        self.handed = (2.0 if place["cp"] + 1 < mine.cp[0] else 1.0) if mine.ours[0] and mine.cp[0] > 1 else 0.0
+        self.handed = bool(mine.ours[0] and mine.cp[0] > 1)
         self.largest, self.nodes = float(largest_bytes(mine)[0]), 1
-        self.sent: float | None = None
-        """Sums of a chunk's gradients when they are on their way to other replicas; None where none are sent then."""
+        self.sent: list[float] = []
+        """Sums of each chunk's gradients when they are on their way to other replicas; empty where none are sent."""
         if mine.ours[0] and mine.fsdp[0] < 2 and mine.dp[0] > 1:
-            leaves = table.micro_batches * int(mine.dp[0]) // int(mine.group_size[0])
-            self.sent, self.nodes = _sums_on_their_way(leaves, int(mine.dp[0]), place["dp"])
+            replicas = int(mine.dp[0])
+            leaves = table.micro_batches * replicas // int(mine.group_size[0])
+            self.nodes, others = _nodes(leaves, replicas, replica)
+            self.bucket = float(mine.bucket_mb[0]) * 2**20
+            self.buckets = [self._buckets(chunk) for chunk in range(table.chunks)]
+            self.sent = [1.0 + self.nodes + others * share for share in self._shares(replica / replicas, 1 / replicas)]
 
     def waiting_ends(self, group: int) -> int:
         """Gradients of embedding and head that a group's B leaves for W. Where those of layers are given away at once,
@@ -101,12 +114,46 @@ class RankSizes:
         scale = max(0.0, gradient - sum(ends)) / sum(layers)
         return [scale * n + end for n, end in zip(layers, ends, strict=True)]
 
+    def _buckets(self, chunk: int) -> list[float]:
+        """Bytes of a chunk's buckets in the order in which they are sent: the head, then layers from the last on, about
+        matrix by matrix, and the embedding."""
+        last = self.groups[chunk] == self.ends and not (self.tied and self.ends > 0)
+        count = max(1, round(self.layer / self.largest))
+        matrices = [self.layer / count] * count * self.passes[chunk].layers
+        found = [0.0]
+        for matrix in [self.words * last, *matrices, self.words * (self.groups[chunk] == 0)]:
+            if found[-1] >= self.bucket:
+                found.append(0.0)
+            found[-1] += matrix
+        return found
+
+    def _shares(self, start: float, share: float) -> list[float]:
+        """By chunk, which part of its gradients this replica adds up: of all of the rank's, in the order of the model,
+        each replica has a run."""
+        first = self.words if self.tied and (self.both or not self.ends) else 0.0  # the embedding, the last chunk's
+        total, before, found = sum(self.gradient), first, [0.0] * len(self.groups)
+        start, stop = start * total, (start + share) * total
+        for chunk in sorted(range(len(self.groups)), key=lambda c: self.groups[c]):
+            size = self.gradient[chunk] - first * (self.groups[chunk] == self.ends)
+            found[chunk] = max(0.0, min(stop, before + size) - max(start, before))
+            found[chunk] += max(0.0, min(stop, first) - start) * (self.groups[chunk] == self.ends)
+            before += size
+        return [part / size if size else 0.0 for part, size in zip(found, self.gradient, strict=True)]
+
 
 @lru_cache
-def _sums_on_their_way(leaves: int, replicas: int, place: int) -> tuple[float, int]:
-    """Sums of its gradients that the replica at a place has, when all are on their way at the end of a step: the
-    result, the nodes of a tree of so many leaves that it sends, and its share of those that it receives. And the number
-    of these nodes."""
-    nodes = [nodes_of(part.start, part.stop, leaves) for part in spread(leaves, replicas)]
-    others = sum(len(theirs) for i, theirs in enumerate(nodes) if i != place)
-    return 1.0 + len(nodes[place]) + others / replicas, len(nodes[place])
+def _waiting(micro_batches: int, replicas: int, group: int, place: int, sharded: bool) -> list[int]:
+    """Sums of gradients that the replica at a place has after each number of its micro-batches: nodes of the tree over
+    all canonical groups, and the sum of a group that is begun. sharded: each has a part of all replicas' sums, which
+    work on neighbouring micro-batches."""
+    leaves, each = micro_batches * replicas // group, replicas if sharded else 1
+    first = 0 if sharded else place * micro_batches // group
+    ends = (divmod(done * each, group) for done in range(micro_batches + 1))
+    return [len(nodes_of(first, first + whole, leaves)) + (rest > 0) for whole, rest in ends]
+
+
+@lru_cache
+def _nodes(leaves: int, replicas: int, place: int) -> tuple[int, int]:
+    """How many nodes of a tree of so many leaves the replica at a place sends, and how many all others do."""
+    nodes = [len(nodes_of(part.start, part.stop, leaves)) for part in spread(leaves, replicas)]
+    return nodes[place], sum(nodes) - nodes[place]

@@ -13,15 +13,27 @@ def worst_moment(
     chunk = step.chunk
     if step.kind == "F":
         each = _forward(rank, found, chunk, opened)
-    elif step.kind == "B":
-        each = _backward(rank, found, chunk, sums)
-    elif rank.copies:
-        grows = growing * (rank.waiting[done[chunk] + 1] - rank.waiting[done[chunk]])
-        each = _exchange(rank, found, chunk, sums, grows, step.kind == "BW")
+    elif step.kind == "BW" and not rank.split:
+        grows = _added(rank, done[chunk])
+        each = (
+            _exchange(rank, found, chunk, sums, growing * grows)
+            if rank.copies
+            else _grow(rank, found, chunk, sums, growing)
+        )
     else:
-        each = _grow(rank, found, chunk, sums, growing, step.kind == "BW")
+        each = _backward(rank, found, chunk, sums) if step.kind != "W" else []
+        if step.kind == "BW":  # B, then W: of embedding and head the sums have grown by then
+            found = found | {"activations": found["activations"] - rank.full[chunk] + rank.late[chunk]}
+            sums += rank.summed * rank.given[chunk] * _added(rank, done[chunk])
+        if step.kind != "B":
+            each += _weights(rank, found, chunk, sums, growing, _added(rank, done[chunk]))
     worst = max(each, key=lambda m: sum(m.values()))
     return worst | {"working": worst["working"] + rank.tail * opened}
+
+
+def _added(rank: RankSizes, done: int) -> float:
+    """How many sums more there are after a chunk's next micro-batch."""
+    return rank.waiting[done + 1] - rank.waiting[done]
 
 
 def _forward(rank: RankSizes, found: dict[str, float], chunk: int, opened: bool) -> list[dict[str, float]]:
@@ -30,6 +42,8 @@ def _forward(rank: RankSizes, found: dict[str, float], chunk: int, opened: bool)
     activations, group = found["activations"], rank.groups[chunk]
     moving = max(0.0, rank.passes[chunk].moving - rank.full[chunk])
     each = [found | {"activations": activations + moving, "working": min(rank.working, rank.light)}]
+    if rank.gather:  # of the last layer, before it computes
+        each.append(found | {"activations": activations - rank.passes[chunk].top, "working": rank.gather})
     if group == 0 and not (rank.tied and not rank.both and rank.ends):
         each.append(found | {"activations": activations - rank.full[chunk], "working": rank.gathered})
     if group == rank.ends:
@@ -48,7 +62,11 @@ def _backward(rank: RankSizes, found: dict[str, float], chunk: int, sums: float)
     # The output gradients of the last layer's MLP are kept for W while its activations are still there.
     first = rank.full[chunk] + rank.beside, _working(rank, one.begins_again)
     held = [first, (late + head, min(rank.working, rank.light)), (late + embedded, rank.calm)]
-    for own, part, again in (*one.moments(), *one.last()):
+    if rank.gather:
+        held.append((rank.full[chunk], rank.gather + rank.calm / 2))
+    if rank.copies:  # of experts whose products are not put off all gradients are there before the first is given away
+        held.append((late + head + rank.experts * one.layers, rank.calm))
+    for own, part, again in (*one.moments(rank.inputs), *one.last()):
         held.append((own + part * late + head, _working(rank, again) + rank.put_off * again))
     each = [found | {"activations": left + own, "working": working} for own, working in held]
     if rank.given[chunk]:
@@ -58,19 +76,37 @@ def _backward(rank: RankSizes, found: dict[str, float], chunk: int, sums: float)
     return each
 
 
-def _grow(
-    rank: RankSizes, found: dict[str, float], chunk: int, sums: float, growing: float, whole: bool
+def _weights(
+    rank: RankSizes, found: dict[str, float], chunk: int, sums: float, growing: float, added: float
 ) -> list[dict[str, float]]:
-    """The moments in which the gradient grows while what the micro-batch held goes (BW), or beside it (W)."""
-    if not whole:
-        # All are handed on between ranks of cp before the first is given away, and come back as new ones.
-        sums = sums + rank.handed * rank.gradient[chunk]
-        before = rank.words * rank.waiting_ends(rank.groups[chunk])
-        return [found | {"gradients": sums + max(0.0, growing - before), "working": 0.0}]
+    """The moments of W: what gradients are made of goes as they are made, product by product. growing: bytes of the
+    chunk's gradients; added: how many sums more there are afterwards."""
+    left, one = found["activations"] - rank.late[chunk], rank.passes[chunk]
+    ends = rank.words * rank.waiting_ends(rank.groups[chunk])
+    if not rank.copies:  # all are made before the first is given away
+        moments = [(found["activations"], min(rank.largest, growing)), (left, growing)]
+    else:
+        layers = growing * added * (1 - rank.summed * rank.given[chunk] / rank.gradient[chunk])
+        exchanged, before = rank.exchanged["W"], layers * (one.layers - 1) / one.layers
+        all_made = rank.layer * one.layers
+        moments = [
+            (found["activations"], rank.largest),
+            (found["activations"] - (rank.late[chunk] - ends) / one.layers, exchanged),
+            (left + ends, max(layers, before + exchanged)),
+        ]
+        if rank.handed:  # between ranks of cp, too: then they are given away one by one
+            beside = max(0.0, rank.copies - 1) * rank.layer
+            moments = [(found["activations"], rank.largest), (left + ends, all_made + beside)]
+        if ends:
+            moments.append((left, growing * added + rank.copies * ends))
+    return [found | {"activations": held, "gradients": sums + more, "working": 0.0} for held, more in moments]
+
+
+def _grow(rank: RankSizes, found: dict[str, float], chunk: int, sums: float, growing: float) -> list[dict[str, float]]:
+    """The moments of BW, in which the gradient grows while what the micro-batch held goes."""
     left = found["activations"] - rank.full[chunk]
-    twice = rank.words if rank.tied and rank.ends == 0 else 0.0  # the embedding's two gradients before their sum
     grown = [found | {"working": _working(rank, rank.passes[chunk].begins_again)}]
-    grown.append(found | {"activations": left, "gradients": sums + growing + twice})
+    grown.append(found | {"activations": left, "gradients": sums + growing + rank.meet})
     for own, part, again in rank.passes[chunk].moments():
         now = {"activations": left + own, "gradients": sums + growing * part}
         grown.append(found | now | {"working": _working(rank, again)})
@@ -78,37 +114,34 @@ def _grow(
 
 
 def _exchange(
-    rank: RankSizes, found: dict[str, float], chunk: int, sums: float, grows: float, whole: bool
+    rank: RankSizes, found: dict[str, float], chunk: int, sums: float, grows: float
 ) -> list[dict[str, float]]:
-    """The moments in which gradients go as soon as a layer's are made; of BW those of embedding and head, whole
-    until then, at the end. grows: what the sums are more, or less, after this micro-batch."""
-    first, last = rank.groups[chunk] == 0, rank.groups[chunk] == rank.ends
+    """The moments of BW where gradients go as soon as a layer's are made, those of embedding and head, whole until
+    then, at the end. grows: what the sums are more, or less, after this micro-batch."""
+    last, elsewhere = rank.groups[chunk] == rank.ends, rank.tied and rank.ends > 0 and not rank.both
+    first = rank.groups[chunk] == 0 and (not rank.tied or rank.both)
     one = rank.passes[chunk]
-    before = grows * (one.layers - 1) / one.layers
-    if not whole:
-        layers = grows * (1 - rank.summed * rank.given[chunk] / rank.gradient[chunk])
-        exchanged = rank.exchanged["W"]
-        if rank.handed:  # between ranks of cp all are handed on, and are there until the last is given away
-            all_layers = rank.layer * one.layers
-            sums, exchanged = sums + all_layers, max((rank.handed - 1) * all_layers, (rank.copies - 1) * rank.layer)
-        most = max(layers, layers * (one.layers - 1) / one.layers + exchanged)
-        each = [found | {"gradients": sums + most, "working": 0.0}]
-        if waits := rank.words * rank.waiting_ends(rank.groups[chunk]):
-            end = {"activations": found["activations"] - rank.late[chunk], "working": 0.0}
-            each.append(found | end | {"gradients": sums + grows + rank.copies * waits})
-        return each
-    ends = max(first, last) if rank.tied else first + last
+    layers = grows * (1 - rank.summed * (first + last) / rank.gradient[chunk])
+    before = layers * (one.layers - 1) / one.layers
     left = found["activations"] - rank.full[chunk]
-    at_end = sums + grows + rank.words * (ends + (rank.copies - 1) * (ends > 0))
+    ends = rank.words * (first + last + (rank.copies - 1) * (first or last))
+    if elsewhere and rank.groups[chunk] == 0:  # rows of it are sent to the stage that owns it
+        ends = rank.words
+    at_end = sums + layers + max(ends, rank.words * last + rank.meet)
     top = found["activations"] - one.top
     layer = rank.exchanged["BW"]
     moments = [
         (left, sums + rank.words * last + layer + before, rank.calm),
         (left, at_end, rank.calm - rank.tail * last),
         (top, sums + layer, rank.calm),
+        (found["activations"], sums, rank.gather and rank.gather + rank.calm / 2),
     ]
     for own, part, again in one.moments():
-        moments += [(left + own, sums + grows * part + rank.words * last, _working(rank, again))]
+        # What an offloaded layer kept stays until all its gradients are made.
+        made = rank.layer if one.away and not again and part * one.layers >= one.stay else 0.0
+        moments += [(left + own, sums + made + grows * part + rank.words * last, _working(rank, again))]
+        # When a layer's gradients are exchanged, what it kept has gone.
+        own -= 0.0 if again else one.each
         moments += [(left + own, sums + layer + grows * part + rank.words * last, rank.calm)]
     freed = [found | {"activations": held, "gradients": g, "working": w} for held, g, w in moments]
     return [found | {"working": _working(rank, one.begins_again)}, *freed]

@@ -9,11 +9,14 @@ from lockstep.plan.rank_sizes import RankSizes
 
 
 def waits(rank: RankSizes, chunk: int, done: list[int]) -> float:
-    """Bytes of a chunk's sums of gradients. When it has all of them, and those of the layers behind, they are on
-    their way to the other replicas."""
+    """Bytes of a chunk's sums of gradients. When it has all of them, and those of the layers behind, they are on their
+    way to the other replicas; but not a bucket that still takes some of the chunk before."""
     behind = (c for c in range(len(done)) if rank.groups[c] >= rank.groups[chunk])
-    if rank.sent is not None and all(done[c] == rank.table.micro_batches for c in behind):
-        return rank.gradient[chunk] * rank.sent  # those of other ranks' micro-batches are added up by then
+    if rank.sent and all(done[c] == rank.table.micro_batches for c in behind):
+        last = rank.buckets[chunk][-1]
+        waits = any(done[c] < rank.table.micro_batches for c in range(len(done))) and last < rank.bucket
+        # Those of other ranks' micro-batches are added up by then.
+        return rank.gradient[chunk] * rank.sent[chunk] - waits * last * (rank.sent[chunk] - rank.nodes)
     return (rank.gradient[chunk] + rank.others[chunk]) * rank.waiting[done[chunk]]
 
 
@@ -52,30 +55,19 @@ def experts_grow(rank: RankSizes, chunk: int, done: int) -> float:
 
 
 def sent_off(rank: RankSizes, found: dict[str, float], step: Step, done: list[int]) -> dict[str, float]:
-    """The end of a chunk's last step: its gradients are sent off one after the other. Where W gives them as they
-    are made, what it makes them of is still there, and if they were handed on between ranks of cp, all of them, or
-    those of a layer. Of slices that tensor ranks cut a copy is sent."""
+    """The end of a chunk's last step: its gradients are sent off, what they were made of has gone."""
     chunk = step.chunk
     after = [n + (c == chunk) for c, n in enumerate(done)]
-    gradients = sum(waits(rank, c, after) for c in range(len(after)))
-    ends = rank.words * ((rank.groups[chunk] == rank.ends) + (rank.groups[chunk] == 0))
-    if not rank.copies:
-        gradients += _let_go_late(rank, chunk)
-    elif rank.handed:
-        gradients += rank.handed * (rank.gradient[chunk] if step.kind == "W" else rank.layer)
-    if rank.mine.tp[0] > 1:
-        gradients += min(rank.words, ends)
-    freed = rank.full[chunk] if step.kind == "BW" else ends if rank.copies else rank.late[chunk]
+    gradients = sum(waits(rank, c, after) for c in range(len(after))) + _other_nodes(rank, chunk)
+    freed = rank.full[chunk] if step.kind == "BW" else rank.late[chunk]
     return found | {"gradients": gradients, "activations": found["activations"] - freed, "working": 0.0}
 
 
-def _let_go_late(rank: RankSizes, chunk: int) -> float:
-    """Where all gradients are sent when the last one was given: bytes of that one, if it was added into another;
-    and of the last bucket's nodes but the first, which becomes the result."""
-    last, count = rank.groups[chunk] == rank.ends and not (rank.tied and rank.ends > 0), rank.table.micro_batches
-    added = rank.waiting[count] < rank.waiting[count - 1] + 1
-    size, held = float(rank.mine.bucket_mb[0]) * 2**20, 0.0
-    layers = rank.passes[chunk].layers
-    for unit in [rank.words * last, *[rank.layer] * layers, rank.words * (rank.groups[chunk] == 0)]:
-        held = unit + (held if held < size else 0.0) if unit else held
-    return added * (rank.words if last else rank.largest) + (rank.nodes - 1) * held
+def _other_nodes(rank: RankSizes, chunk: int) -> float:
+    """Bytes of the nodes of a bucket that is being sent, but the first of them, which becomes the result; less what
+    buckets that come after it will take more when they are sent."""
+    most, later = 0.0, 0.0
+    for bucket in reversed(rank.buckets[chunk]):
+        most = max(most, (rank.nodes - 1) * bucket - (rank.sent[chunk] - rank.nodes) * later)
+        later += bucket
+    return most

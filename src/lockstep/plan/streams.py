@@ -3,97 +3,50 @@ that wait (``parallel.mailbox``)."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 
-from lockstep.parallel.schedules import AHEAD, Step, Table
-
-
-class _Taken(NamedTuple):
-    """The step that a message is for."""
-
-    forward: bool
-    group: int
-    micro_batch: int
+from lockstep.parallel.schedules import AHEAD, Message, Need, Table, messages, told
 
 
-def streams_held(table: Table, device: int) -> Iterator[int]:
-    """For every step, streams between groups and their gradients that are there beside what layers keep: what a group
-    gave another device, until its backward (its own next group keeps it as its input); gradients that were sent, until
-    what comes from there tells that they arrived; those that the step reads; messages that came before their turn;
-    receives that are posted."""
-    run = _Held(table, device)
-    given = 0
-    for step in table.rows[device]:
-        reads = 0
-        for part in step.parts:
-            reads += run.takes(part)
-            given += part.kind == "F" and run.goes_to(part) is not None
-        yield given + reads + run.waiting
+def streams_held(table: Table) -> tuple[tuple[int, ...], ...]:
+    """For every device and step, streams between groups and their gradients that are there beside what layers keep:
+    what a group gave another device, until its backward (its own next group keeps it as its input); gradients that were
+    sent, until what comes from there tells that they arrived; those that the step reads, also of its own next group;
+    messages that came before their turn; receives that are posted."""
+    channels, arrived = messages(table), told(table)
+    return tuple(tuple(_held(table, device, channels, arrived)) for device in range(table.stages))
+
+
+def _held(
+    table: Table, device: int, channels: Mapping[tuple[int, int], Sequence[Message]], arrived: Mapping[Need, list[Need]]
+) -> Iterator[int]:
+    coming = {pair[0]: deque(found) for pair, found in channels.items() if pair[1] == device}
+    needed, made = defaultdict[int, list[Message]](list), defaultdict[int, list[Message]](list)
+    for (sender, receiver), channel in channels.items():
+        for message in channel:
+            if receiver == device:
+                needed[message.before].append(message)
+            elif sender == device:
+                made[message.after].append(message)
+    early, sent, own = set[Need](), set[Need](), set[Need]()
+    for position, step in enumerate(table.rows[device]):
+        for message in needed[position]:
+            while message.made not in early:
+                came = coming[message.sender].popleft()
+                early.add(came.made)
+                # A stream that a group gave is the end of its graph, wherever it has arrived.
+                sent -= {one for one in arrived.get(came.made, ()) if not one.forward}
+            early.remove(message.made)
+        reads = sum(not message.forward for message in needed[position])
+        sent |= {message.made for message in made[position] if message.forward}
+        posted = sum(min(AHEAD, len(left)) for left in coming.values())
+        yield len(sent) + len(own) + reads + posted + len(early)
+        sent |= {message.made for message in made[position]}
         for part in step.parts:
             if part.kind in ("B", "BW"):
-                given -= run.goes_to(part._replace(kind="F")) is not None
-                run.sends(part)
-
-
-class _Held:
-    """What a device's mailbox holds, step by step."""
-
-    def __init__(self, table: Table, device: int) -> None:
-        self.table, self.device = table, device
-        own = [table.group(device, chunk) for chunk in range(table.chunks)]
-        near = [table.holder(g + d)[0] for g in own for d in (-1, 1) if 0 <= g + d < table.groups]
-        self.rows = {other: list(self._steps(other)) for other in dict.fromkeys(near) if other != device}
-        self.place = {other: {made: i for i, made in row} for other, row in self.rows.items()}
-        self.coming = {other: deque(self._coming(row)) for other, row in self.rows.items()}
-        self.sent: dict[int, list[int]] = {other: [] for other in self.rows}
-        """By receiver, the positions of its steps that read gradients that were sent."""
-        self.early = set[_Taken]()
-
-    @property
-    def waiting(self) -> int:
-        posted = sum(min(AHEAD, len(left)) for left in self.coming.values())
-        return posted + len(self.early) + sum(map(len, self.sent.values()))
-
-    def goes_to(self, step: Step) -> int | None:
-        """The other device that a step's result goes to."""
-        group = self.table.group(self.device, step.chunk) + (1 if step.kind == "F" else -1)
-        if not 0 <= group < self.table.groups or (to := self.table.holder(group)[0]) == self.device:
-            return None
-        return to
-
-    def takes(self, step: Step) -> int:
-        """Take the message that a step needs. Returns how many gradients it reads; a stream is its group's input."""
-        forward, group = step.kind == "F", self.table.group(self.device, step.chunk)
-        source = group - 1 if forward else group + 1
-        if step.kind == "W" or not 0 <= source < self.table.groups:
-            return 0
-        if (other := self.table.holder(source)[0]) != self.device:
-            taken = _Taken(forward, group, step.micro_batch)
-            while taken not in self.early:
-                after, arrived = self.coming[other].popleft()
-                self.early.add(arrived)
-                self.sent[other] = [read for read in self.sent[other] if read > after]
-            self.early.remove(taken)
-        return int(not forward)
-
-    def sends(self, step: Step) -> None:
-        """Send the gradient that a step made."""
-        if (to := self.goes_to(step)) is not None:
-            group = self.table.group(self.device, step.chunk)
-            self.sent[to].append(self.place[to][_Taken(False, group - 1, step.micro_batch)])
-
-    def _steps(self, other: int) -> Iterator[tuple[int, _Taken]]:
-        """Another device's steps with a result, by their position."""
-        for position, step in enumerate(self.table.rows[other]):
-            for part in step.parts:
-                if part.kind != "W":
-                    yield position, _Taken(part.kind == "F", self.table.group(other, part.chunk), part.micro_batch)
-
-    def _coming(self, row: list[tuple[int, _Taken]]) -> Iterator[tuple[int, _Taken]]:
-        """Of these steps, those whose result comes here: the step that it is for."""
-        for position, (forward, group, micro_batch) in row:
-            to = group + (1 if forward else -1)
-            if 0 <= to < self.table.groups and self.table.holder(to)[0] == self.device:
-                yield position, _Taken(forward, to, micro_batch)
+                group = table.group(device, part.chunk)
+                sent.discard(Need(True, part.micro_batch, group))
+                own.discard(Need(False, part.micro_batch, group + 1))
+                if group and table.holder(group - 1)[0] == device:
+                    own.add(Need(False, part.micro_batch, group))

@@ -247,7 +247,8 @@ def _inputs(batches: Iterable[Batch]) -> list[Tensor]:
 
 
 def _batch(sequences: int, seq: int, vocabulary: int) -> Batch:
-    tokens = torch.arange(sequences * seq) % vocabulary  # as many different ones as can be
+    count = sequences * seq  # as many different ones as can be, of all parts of the vocabulary alike
+    tokens = torch.arange(count) * max(1, vocabulary // count) % vocabulary
     return Batch(tokens, tokens.clone(), Packed.of([seq] * sequences))
 
 

@@ -124,7 +124,11 @@ class OnMesh:
             numbers = self.together if name in self.pipeline.spread else self.mine
             of[name].put(name, numbers[number], gradient)
 
-        self.pipeline.step(mine, finish, put, work)
+        def begin() -> None:
+            for reduction in sums:
+                reduction.begin()
+
+        self.pipeline.step(mine, finish, put, work, begin)
         total = {name: tensor for reduction in sums for name, tensor in reduction.total().items()}
         return [total[name] for name in self.owned]
 

@@ -7,6 +7,7 @@ check      is a table valid? messages: who sends what to whom, in which order; t
 """
 
 from lockstep.parallel.schedules.check import check
+from lockstep.parallel.schedules.dependencies import Need
 from lockstep.parallel.schedules.messages import AHEAD, Message, embedding_rows, messages, told
 from lockstep.parallel.schedules.named import NAMES, schedule
 from lockstep.parallel.schedules.program import walk
@@ -17,6 +18,7 @@ __all__ = [
     "AHEAD",
     "NAMES",
     "Message",
+    "Need",
     "ScheduleError",
     "StageTimes",
     "Step",

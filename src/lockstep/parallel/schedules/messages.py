@@ -27,6 +27,11 @@ class Message(NamedTuple):
     after: int
     before: int
 
+    @property
+    def made(self) -> Need:
+        """What it brings: forward or not, micro-batch, the group that made it."""
+        return Need(self.forward, self.micro_batch, self.group)
+
 
 def messages(table: Table) -> dict[tuple[int, int], list[Message]]:
     """For every (sender, receiver), their messages in the order of sending.
@@ -54,12 +59,8 @@ def told(table: Table) -> dict[Need, list[Need]]:
         for message in channel:
             while back and back[0].before <= message.after:
                 arrived = back.popleft()
-                found.setdefault(_made(message), []).append(_made(arrived))
+                found.setdefault(message.made, []).append(arrived.made)
     return found
-
-
-def _made(message: Message) -> Need:
-    return Need(message.forward, message.micro_batch, message.group)
 
 
 def embedding_rows(table: Table) -> dict[int, list[int]]:
