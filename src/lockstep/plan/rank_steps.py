@@ -138,7 +138,7 @@ def _exchange(
     ]
     for own, part, again in one.moments():
         # What an offloaded layer kept stays until all its gradients are made.
-        made = rank.layer if one.away and not again and part * one.layers >= one.stay else 0.0
+        made = rank.layer if one.away and not again else 0.0
         moments += [(left + own, sums + made + grows * part + rank.words * last, _working(rank, again))]
         # When a layer's gradients are exchanged, what it kept has gone.
         own -= 0.0 if again else one.each
