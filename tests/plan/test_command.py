@@ -34,7 +34,7 @@ def test_plan(tmp_path, capsys):
         (["llama3-8b", "--global-batch-tokens", "lots"], "expected a number such as 4M"),
         (["llama3-8b", "--pin", "tp"], "expected KEY=VALUE"),
         (["llama3-8b", "--dtype", "fp4"], "described for bf16"),
-        (["calibrate", "steps.yaml", "--pin", "tp=2"], "plan calibrate takes --cluster and --out; leave out --pin"),
+        (["calibrate", "steps.yaml", "--pin", "tp=2"], "takes --cluster, --out and --force; leave out --pin"),
         (["calibrate", "steps.yaml", "--top", "5", "--no-report"], "leave out --top, --report"),
         (["calibrate", "steps.yaml", "--dtype", "fp32"], "leave out --dtype"),
         (["calibrate"], "needs a file of measured steps"),
@@ -77,6 +77,8 @@ def test_calibrate(tmp_path, capsys):
     (row,) = [line for line in text.splitlines() if line.endswith("llama3-8b dp8 mb1 recompute none")]
     described, fitted = (abs(float(part.split()[0])) for part in row.split("(")[1:])
     assert fitted < 0.3 * described
+    assert "on the efficiency of matrix products" in text
+    assert "layer shapes that were measured: 1" in text
     assert f"mean error {described:.1f} % as described, {fitted:.1f} % fitted" in text
     plan = ["plan", "llama3-8b", "--cluster", "8xA100", "--coefficients", str(out), "--out", str(tmp_path / "p.yaml")]
     assert run([*plan, "--no-report"]) == 0

@@ -44,7 +44,11 @@ def plan(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are no earlier plan's.")] = False,
 ) -> None:
-    """Find the best parallel strategy for a model on a cluster."""
+    """Find the best parallel strategy for a model on a cluster.
+
+    `lockstep plan calibrate STEPS` fits the planner to measured steps instead; of the options it takes --cluster,
+    --out and --force.
+    """
     if model == "calibrate":
         given = {
             "--seq": seq,
@@ -56,7 +60,7 @@ def plan(
             "--report": picture,
         }
         if unused := [name for name, value in given.items() if value not in (None, [])]:
-            raise LockstepError(f"plan calibrate takes --cluster and --out; leave out {', '.join(unused)}.")
+            raise LockstepError(f"plan calibrate takes --cluster, --out and --force; leave out {', '.join(unused)}.")
         return _calibrate(measured, cluster, out or Path("coefficients.yaml"), force)
     if measured is not None:
         raise LockstepError(
@@ -179,7 +183,7 @@ def _coefficients(path: Path | None) -> Coefficients | None:
 def _calibrate(measured: Path | None, cluster: str, out: Path, force: bool) -> None:
     from lockstep.plan import calibrate, load_cluster
     from lockstep.plan.calibrate import load_measured
-    from lockstep.plan.coefficients import save_coefficients
+    from lockstep.plan.coefficients import FACTOR_ON, save_coefficients
     from lockstep.plan.fit_report import fit_text
     from lockstep.plan.former import check_target
 
@@ -193,5 +197,8 @@ def _calibrate(measured: Path | None, cluster: str, out: Path, force: bool) -> N
     with _writing():
         save_coefficients(found, out)
     typer.echo(f"fitted {len(rows)} measured step{'s' * (len(rows) > 1)} on {cluster}; wrote {out}\n{gained}\n")
+    typer.echo("factors, 1 being as described:")
     for name, value in found.factors().items():
-        typer.echo(f"  {name:20s} {value:.3f}")
+        typer.echo(f"  {name:20s} {value:.3f}  on {FACTOR_ON[name]}")
+    if found.layer:
+        typer.echo(f"and on the time of a layer, for each of the layer shapes that were measured: {len(found.layer)}")

@@ -20,6 +20,12 @@ _VERSION = 1
 """Of the file."""
 
 
+def _factor(spread: float, on: str) -> float:
+    """spread, on: as in `PRIOR` and `FACTOR_ON`."""
+    found: float = field(default=1.0, metadata={"spread": spread, "on": on})
+    return found
+
+
 @dataclass(frozen=True)
 class Coefficients:
     """Factors on described quantities: 1 is "as described". Calibration fits them, each with a log-normal prior.
@@ -28,36 +34,21 @@ class Coefficients:
     shape that was not has 1.
     """
 
-    matrix: float = 1.0
-    """On the efficiency of matrix products."""
-    half_k: float = 1.0
-    """On the inner dimension at which a product is half as fast."""
-    memory: float = 1.0
-    """On the bandwidth that elementwise kernels reach."""
-    launch: float = 1.0
-    """On the host's time per kernel."""
-    latency: float = 1.0
-    """On the latency of a collective call."""
-    hop: float = 1.0
-    """On the latency per rank of a ring."""
-    node_bandwidth: float = 1.0
-    """On the bandwidth inside a node."""
-    network_bandwidth: float = 1.0
-    """On the bandwidth of the levels above."""
-    gradient: float = 1.0
-    """On the bytes of the gradient reduction."""
-    optimizer: float = 1.0
-    """On the memory traffic of the optimizer step."""
-    head: float = 1.0
-    """On the memory traffic of logits and loss."""
-    micro_batch: float = 1.0
-    """On the host's time per micro-batch."""
-    step: float = 1.0
-    """On the host's time per step."""
-    transfer_latency: float = 1.0
-    """On the latency between pipeline stages."""
-    transfer_bandwidth: float = 1.0
-    """On the bandwidth between pipeline stages."""
+    matrix: float = _factor(0.1, "the efficiency of matrix products")
+    half_k: float = _factor(0.7, "the inner dimension at which a product is half as fast")
+    memory: float = _factor(0.2, "the bandwidth that elementwise kernels reach")
+    launch: float = _factor(0.3, "the host's time per kernel")
+    latency: float = _factor(0.4, "the latency of a collective call")
+    hop: float = _factor(0.4, "the latency per rank of a ring")
+    node_bandwidth: float = _factor(0.15, "the bandwidth inside a node")
+    network_bandwidth: float = _factor(0.3, "the bandwidth of the levels above")
+    gradient: float = _factor(0.4, "the bytes of the gradient reduction")
+    optimizer: float = _factor(0.5, "the memory traffic of the optimizer step")
+    head: float = _factor(0.7, "the memory traffic of logits and loss")
+    micro_batch: float = _factor(1.0, "the host's time per micro-batch")
+    step: float = _factor(1.0, "the host's time per step")
+    transfer_latency: float = _factor(1.0, "the latency between pipeline stages")
+    transfer_bandwidth: float = _factor(0.7, "the bandwidth between pipeline stages")
     layer: Mapping[Key, float] = field(default_factory=dict)
 
     def factors(self) -> dict[str, float]:
@@ -71,26 +62,13 @@ class Coefficients:
         return np.array([self.layer.get(key, 1.0) for key in layer_keys(rows)])
 
 
-PRIOR: dict[str, float] = {
-    "matrix": 0.1,
-    "half_k": 0.7,
-    "memory": 0.2,
-    "launch": 0.3,
-    "latency": 0.4,
-    "hop": 0.4,
-    "node_bandwidth": 0.15,
-    "network_bandwidth": 0.3,
-    "gradient": 0.4,
-    "optimizer": 0.5,
-    "head": 0.7,
-    "micro_batch": 1.0,
-    "step": 1.0,
-    "transfer_latency": 1.0,
-    "transfer_bandwidth": 0.7,
-}
+PRIOR: dict[str, float] = {each.name: each.metadata["spread"] for each in fields(Coefficients) if each.metadata}
 """Standard deviation of the logarithm of each factor: how far from the description it may plausibly be."""
 
-FITTED = tuple(name.name for name in fields(Coefficients) if name.name in PRIOR)
+FACTOR_ON: dict[str, str] = {each.name: each.metadata["on"] for each in fields(Coefficients) if each.metadata}
+"""The described quantity that each factor multiplies."""
+
+FITTED = tuple(PRIOR)
 
 
 def from_logs(logs: Column, layer: Mapping[Key, float] | None = None, spread: float = 1.0) -> Coefficients:
