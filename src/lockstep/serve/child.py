@@ -285,9 +285,9 @@ def refusal(identity: int, error: Exception) -> Refused:
 def _state(path: str, model: Model) -> State:
     """The parameters of the model at `path`, in the dtype that is served."""
     from lockstep.model import load
+    from lockstep.serve.runner import name_of
 
-    dtype = str(model.dtype).removeprefix("torch.")
-    new = load(path, dtype=dtype, numerics=model.ops.numerics)
+    new = load(path, dtype=name_of(model.dtype), numerics=model.ops.numerics)
     return {name: parameter.detach() for name, parameter in new.decoder.named_parameters()}
 
 

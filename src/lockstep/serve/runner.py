@@ -30,16 +30,17 @@ Tell = Callable[[Tensor, Paged, Tensor], AbstractContextManager[None]]
 
 def pages_dtype(model: Model, kv_dtype: Literal["auto", "int8"]) -> torch.dtype:
     """What keys and values are kept in: see `page_dtype`."""
-    kept: torch.dtype = getattr(torch, page_dtype(model.config, model.ops.numerics, _name(model.dtype), kv_dtype))
+    kept: torch.dtype = getattr(torch, page_dtype(model.config, model.ops.numerics, name_of(model.dtype), kv_dtype))
     return kept
 
 
 def page_bytes(model: Model, dtype: torch.dtype | None = None) -> int:
     """Bytes of one page over all layers. dtype: what `Runner` takes."""
-    return page_size(model.config, model.ops.numerics, _name(dtype or model.dtype))
+    return page_size(model.config, model.ops.numerics, name_of(dtype or model.dtype))
 
 
-def _name(dtype: torch.dtype) -> str:
+def name_of(dtype: torch.dtype) -> str:
+    """`bfloat16` for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -17,7 +17,7 @@ from lockstep.parallel.join import meet
 from lockstep.parallel.mesh import MeshShape
 from lockstep.parallel.transport import PeerLost
 from lockstep.serve.launch import Launched, launch_ranks, share_of_cores
-from lockstep.serve.runner import Level, Runner
+from lockstep.serve.runner import Level, Runner, name_of
 from lockstep.serve.tp.divide import fitted
 from lockstep.serve.tp.fit import ServedPart, load_part, partition
 from lockstep.serve.tp.messages import Join, Pages
@@ -144,8 +144,3 @@ def _starting(tp: int, ranks: Sequence[Launched] = ()) -> Iterator[Processes]:
 def _meet(processes: Processes, tp: int) -> Mesh:
     processes.hear()
     return meet(MeshShape(tp=tp), 0, processes.meeting)
-
-
-def name_of(dtype: torch.dtype) -> str:
-    """`bfloat16` for torch.bfloat16."""
-    return str(dtype).removeprefix("torch.")
