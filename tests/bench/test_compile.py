@@ -20,11 +20,10 @@ def sides(monkeypatch):
 
     def ways(name, where):
         def way(depth, cache):
-            made = Path(cache) / "made"
-            warm = made.exists()
-            made.touch()
+            before = len(list(Path(cache).iterdir()))  # processes that had this cache
+            (Path(cache) / str(before)).touch()
             called.append((name, depth))
-            return {"compile": depth / (100 if warm else 1), "step": 0.5, "loss": 7.0}
+            return {"compile": depth / (1, 20, 200, 100)[before], "step": 0.5, "loss": 7.0}
 
         return way
 
@@ -52,7 +51,7 @@ def test_every_side_is_compiled_cold_and_then_from_its_cache(sides):
     assert any("O1 24.00x, O2 24.00x" in note for note in found.notes)
     assert any("O2 100x, 100x, 100x" in note for note in found.notes)
     assert sides.count(("O0", 4)) == 1
-    assert sides.count(("O2", 4)) == 2
+    assert sides.count(("O2", 4)) == 4
 
 
 def test_a_peer_is_not_waited_for_without_end(sides):

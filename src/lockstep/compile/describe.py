@@ -54,7 +54,7 @@ class Unchanged:
         tensors = [t for _, _, t in self._seen if isinstance(t, Tensor)]
         self._memory = [(t, t.data_ptr() if memory else None, t.requires_grad) for t in tensors]
         self._kinds = [(part, type(part)) for part in module.modules()]
-        self._code = {kind: own_code(kind) for _, kind in self._kinds}
+        self._code = {kind: own_code(kind) for kind in {kind for _, kind in self._kinds}}
         self._sizes = [(owner, len(owner)) for owner in {id(o): o for o, _, _ in self._seen}.values()]
 
     def __bool__(self) -> bool:

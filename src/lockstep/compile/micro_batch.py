@@ -53,9 +53,9 @@ class MicroBatch:
     ) -> None:
         """Compiles at once; CannotCompile where that is not possible."""
         refuse_watched(decoder)
-        if strange := [n for n, p in decoder.named_parameters() if p.requires_grad and n not in parameters]:
-            raise CannotCompile(f"{strange[0]} asks for a gradient, and the run does not train it")
         named = dict(decoder.named_parameters())  # gradients go by name here, and by object where autograd makes them
+        if strange := [name for name, p in named.items() if p.requires_grad and name not in parameters]:
+            raise CannotCompile(f"{strange[0]} asks for a gradient, and the run does not train it")
         if moved := [name for name, p in parameters.items() if named.get(name) is not p]:
             raise CannotCompile(f"{moved[0]} is not the parameter any more that the run trains")
         self.decoder, self.rows = decoder, rows
@@ -71,7 +71,7 @@ class MicroBatch:
                 balance = compiler.compile(balance_stage(ops, dtype, decoder.config.num_experts, routers))
             stages = _Stages(embedding, layers, loss, wanted, balance)
         with compiler.phase("build"):
-            self._stitch = _Stitch(decoder, stages, list(parameters), rows, batch)
+            self._stitch = _Stitch(decoder, named, stages, list(parameters), rows, batch)
         self.unchanged = Unchanged(decoder)
 
     def run(
@@ -144,14 +144,21 @@ class _Memory:
 class _Stitch:
     """Builds the program: values for what comes in, memory for what lies between, calls stage by stage."""
 
-    def __init__(self, decoder: Decoder, stages: _Stages, trained: list[str], rows: int, batch: Packed) -> None:
-        self.decoder, self.stages, self.rows = decoder, stages, rows
+    def __init__(
+        self,
+        decoder: Decoder,
+        named: dict[str, nn.Parameter],
+        stages: _Stages,
+        trained: list[str],
+        rows: int,
+        batch: Packed,
+    ) -> None:
+        self.decoder, self.named, self.stages, self.rows = decoder, named, stages, rows
         self.program, self.map, self.placed = Program(), MemoryMap(), Placer(rows)
         program, empty = self.program, torch.empty(0)
         self.tokens, self.targets, self.weights, self.weight_of_balance = program.tensors([empty] * 4)
         self.batch = program.tensors([empty] * len(tensors_of(batch)))
         self.tables = program.tensors([empty] * 2)
-        named = dict(decoder.named_parameters())
         self.leaves = dict(zip(named, program.tensors(named.values()), strict=True))
         self.gradients = dict(zip(trained, program.tensors([empty] * len(trained)), strict=True))
         self.written: dict[str, int] = {}
@@ -231,8 +238,8 @@ class _Stitch:
             self.leaves[head],
         ]
         slope = [self._slope(len(self.stages.layers))] if self.stages.wanted else []
-        named = dict(self.decoder.named_parameters())  # a parameter that trains may have been frozen since
-        names = [name for name in ("norm.weight", head) if named[name].requires_grad]
+        # A parameter that trains may have been frozen since.
+        names = [name for name in ("norm.weight", head) if self.named[name].requires_grad]
         self._append(self.stages.loss.forward, inputs, [*self.ends[:2], *slope, *names])
 
     def _emit_backward(self, i: int) -> None:
