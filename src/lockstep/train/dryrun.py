@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from lockstep.config import Config, ModelConfig, load_config
 from lockstep.errors import LockstepError
-from lockstep.model import Decoder, Model, load
+from lockstep.model import Decoder, Model
 from lockstep.model.files import read_json
 from lockstep.model.hf_config import read_config
-from lockstep.model.source import ALIASES
+from lockstep.model.source import ALIASES, told
 from lockstep.ops import Operators, Packed, check_head_dim, operators
 from lockstep.parallel.collectives import Mesh, Traffic
 from lockstep.parallel.mesh import MeshShape
@@ -127,7 +127,7 @@ def rank_of(config: Config, shape: ModelConfig, rank: int) -> tuple[Mesh, Partit
 
 def model_config(model: str | ModelConfig, config: Config) -> ModelConfig:
     """What a decoder is, without its weights: from a planner's name, a config.json or its directory, or anything that
-    `load` takes."""
+    `load` takes (of a GGUF file only the header is read)."""
     if isinstance(model, ModelConfig):
         return model
     path = Path(model).expanduser()
@@ -135,7 +135,7 @@ def model_config(model: str | ModelConfig, config: Config) -> ModelConfig:
     if file.suffix == ".json" and file.exists():
         return read_config(read_json(file), str(file))
     if path.exists() or model in ALIASES:
-        return load(model, numerics="fast").config
+        return told(model).config
     return decoder_config(model_shape(model), config.data.seq_len)
 
 
