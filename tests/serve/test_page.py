@@ -293,6 +293,101 @@ def test_settings_are_sent_kept_and_reset(page: Page) -> None:
     expect(page.get_by_label("Temperature")).to_have_value("0.7")
 
 
+def test_a_reload_keeps_the_conversation(page: Page) -> None:
+    """Each with its probabilities and numbers, until a new chat is begun; another tab has its own."""
+    body = "".join([chunk("hm", kind="reasoning_content"), chunk("**Three**"), chunk(".", "stop"), "data: [DONE]\n\n"])
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    for count, text in enumerate(["1 + 2?", "sure?\n<b>"], 1):
+        ask(page, text)
+        expect(page.locator(".foot")).to_have_count(count)
+    shown = page.locator("#log").inner_html()
+    page.reload()
+    expect(page.locator(".foot")).to_have_count(2)
+    assert page.locator("#log").inner_html() == shown
+    page.locator(".assistant .token").last.hover()
+    expect(page.get_by_role("tooltip").locator("tr.drawn")).to_contain_text("60.7 %")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.locator("#state")).to_have_text("ready")
+    assert other.locator(".turn").count() == 0
+    other.close()
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".foot")).to_have_count(2)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "and 3?")
+    answer = {"role": "assistant", "content": "**Three**."}
+    questions = [{"role": "user", "content": text} for text in ("1 + 2?", "sure?\n<b>", "and 3?")]
+    assert json.loads(asked.value.post_data or "")["messages"] == [
+        questions[0], answer, questions[1], answer, questions[2],
+    ]  # fmt: skip
+    expect(page.locator(".foot")).to_have_count(3)
+    page.get_by_role("button", name="New chat").click()
+    page.reload()
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.locator(".turn").count() == 0
+
+
+def test_a_reload_in_the_midst_of_an_answer_keeps_what_came(page: Page) -> None:
+    endless(page)
+    ask(page, "the quick")
+    expect(page.locator(".assistant .token").nth(2)).to_be_visible()
+    page.reload()
+    expect(page.locator(".user .text")).to_have_text("the quick")
+    expect(page.locator(".foot")).to_contain_text("not complete")
+    assert page.locator(".assistant .token").count() >= 3
+    page.route("**/v1/chat/completions", lambda route: None)  # no answer comes
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("has no answer yet")
+    page.unroute_all()
+    tokens(page, 4)
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator(".foot")).to_contain_text("4 tokens")
+
+
+def test_what_cannot_be_kept_or_read_is_left_out(page: Page) -> None:
+    """Where there is little room the text is kept without probabilities; what is no conversation is none."""
+    full = """() => {
+      sessionStorage.setItem("room", "x".repeat(1500));
+      for (let size = 2 ** 23; size >= 1; size /= 2) {
+        try {
+          sessionStorage.setItem("filler" + size, "x".repeat(size));
+        } catch {}
+      }
+      sessionStorage.removeItem("room");
+    }"""
+    says(page, *["word "] * 40)
+    page.evaluate(full)
+    ask(page, "x")
+    expect(page.locator(".foot")).to_be_visible()
+    page.reload()
+    expect(page.locator(".assistant .text")).to_have_text("word " * 39 + "word")
+    assert page.locator(".assistant .token").count() == 0
+    user = {"role": "user", "content": "x"}
+    answer = {"role": "assistant", "content": "y", "thought": "", "facts": [], "tokens": []}
+    wrong = [
+        "{", "null", "5", '"x"', "{}", [1], [answer], [user, user], [user, {**answer, "content": 1}],
+        [user, {**answer, "thought": None}], [user, {**answer, "facts": "x"}], [user, {**answer, "tokens": [{}]}],
+        [user, {**answer, "tokens": [{"from": 0, "to": 1, "score": {"token": 1, "logprob": 0, "top_logprobs": []}}]}],
+    ]  # fmt: skip
+    read = """async (texts) => {
+      const { keptTurns } = await import("/web/kept.js");
+      sessionStorage.clear();
+      return texts.map((text) => {
+        sessionStorage.setItem("lockstep.chat", text);
+        return keptTurns();
+      });
+    }"""
+    texts = [value if isinstance(value, str) else json.dumps(value) for value in wrong]
+    assert page.evaluate(read, texts) == [[]] * len(wrong)
+    assert page.evaluate(read, [json.dumps([user, answer])]) == [[user, answer]]
+    page.evaluate("() => { localStorage.lockstep = '5'; onpagehide = () => { sessionStorage['lockstep.chat'] = '5' } }")
+    page.reload()
+    expect(page.locator("#state")).to_have_text("ready")
+    assert page.locator(".turn").count() == 0
+
+
 @pytest.mark.parametrize(("width", "height"), [(360, 640), (1280, 800)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_narrow_and_wide_light_and_dark(page: Page, width: int, height: int, scheme: str) -> None:

@@ -22,6 +22,26 @@ export class Answer {
     this.from = 0; // where the text begins that is drawn again
   }
 
+  // An answer that was kept, drawn.
+  static again({ content, thought, tokens }) {
+    const answer = new Answer();
+    if (thought) answer.think(thought);
+    answer.text = content;
+    answer.tokens = tokens;
+    answer.end();
+    return answer;
+  }
+
+  // What is kept of it.
+  kept(stopped) {
+    const bare = ({ token, logprob }) => ({ token, logprob });
+    const tokens = this.tokens.map(({ from, to, score }) => (
+      { from, to, score: { ...bare(score), top_logprobs: score.top_logprobs.map(bare) } }
+    ));
+    const thought = this.thought?.lastChild.data ?? "";
+    return { role: "assistant", content: this.text, thought, facts: this.facts(stopped), tokens };
+  }
+
   // A chunk of the stream.
   take(chunk) {
     const now = performance.now();
@@ -151,6 +171,7 @@ export class Answer {
     }
     if (stopped) told.push("stopped");
     else if (this.finish === "length") told.push("cut off: it reached the most tokens allowed");
+    else if (!this.finish) told.push("not complete");
     return told;
   }
 }

@@ -1,13 +1,15 @@
 // The page: a conversation, its settings, and what happens on keys and clicks.
 
 import { Answer, copy, explain, spoken } from "./answer.js";
+import { keepTurns, keptTurns } from "./kept.js";
 import { get, stream } from "./stream.js";
 
 const find = (id) => document.getElementById(id);
 const log = find("log");
 const prompt = find("prompt");
-const turns = []; // {role, content}
+const turns = []; // as they are kept
 let running = null; // the AbortController of the answer that is coming
+let coming = null; // that answer
 let follows = true; // the newest text is kept in view
 let known = false; // whether the models shown are the server's
 let later = 0; // the timer of the next look at its state
@@ -21,7 +23,7 @@ function request() {
   const system = find("system").value.trim();
   const body = {
     model: find("model").value, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: 5,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns.map(({ role, content }) => ({ role, content }))],
   };
   for (const name of NUMBERS) {
     if (find(name).value !== "") body[name] = Number(find(name).value);
@@ -30,14 +32,12 @@ function request() {
 }
 
 async function ask() {
-  const turn = element("article", "turn assistant");
   const answer = new Answer();
-  turn.append(answer.element);
-  answers.set(answer.element, answer);
-  log.append(turn);
+  const turn = place(answer);
   for (const old of log.querySelectorAll(".again")) old.remove();
   const mine = new AbortController();
   running = mine;
+  coming = answer;
   busy(true);
   let problem = null;
   let stopped = false;
@@ -48,13 +48,15 @@ async function ask() {
     problem = stopped ? null : error;
   }
   if (running === mine) {
-    running = null;
+    running = coming = null;
     busy(false);
   }
   if (!turn.isConnected) return; // a new chat was begun
   answer.end();
-  if (answer.text) turns.push({ role: "assistant", content: answer.text });
-  if (answer.count || stopped) turn.append(foot(answer, stopped, problem ? null : turn));
+  const told = answer.kept(stopped);
+  if (answer.text) turns.push(told);
+  keepTurns(turns);
+  if (answer.count || stopped) turn.append(foot(told, problem ? null : turn));
   else answer.element.remove();
   if (problem) turn.append(trouble(problem, turn));
   if (problem?.status === 401) settings(true, "key");
@@ -67,16 +69,25 @@ async function ask() {
   if (!problem) prompt.focus({ preventScroll: true });
 }
 
+// The answer's place in the log, where it is drawn as it grows.
+function place(answer) {
+  const turn = element("article", "turn assistant");
+  turn.append(answer.element);
+  answers.set(answer.element, answer);
+  log.append(turn);
+  return turn;
+}
+
 // turn: what may be asked for again; null where that is offered elsewhere.
-function foot(answer, stopped, turn) {
+function foot({ content, facts }, turn) {
   const bar = element("div", "foot");
-  bar.append(button("Copy", (event) => copy(answer.text, event.target)));
+  bar.append(button("Copy", (event) => copy(content, event.target)));
   if (turn) {
     const again = button("Regenerate", () => redo(turn));
     again.classList.add("again");
     bar.append(again);
   }
-  for (const fact of answer.facts(stopped)) bar.append(element("span", "fact", fact));
+  for (const fact of facts) bar.append(element("span", "fact", fact));
   return bar;
 }
 
@@ -107,10 +118,7 @@ function send() {
   }
   if (turns.at(-1)?.role === "user") turns.pop(); // it got no answer: templates want roles to alternate
   turns.push({ role: "user", content: text });
-  const turn = element("article", "turn user");
-  turn.append(element("div", "text", text));
-  find("empty").hidden = true;
-  log.append(turn);
+  question(text);
   prompt.value = "";
   grow();
   follows = true;
@@ -118,9 +126,37 @@ function send() {
   ask();
 }
 
+function question(text) {
+  const turn = element("article", "turn user");
+  turn.append(element("div", "text", text));
+  find("empty").hidden = true;
+  log.append(turn);
+}
+
+// The conversation that was here before the page was loaded again.
+function resume() {
+  turns.push(...keptTurns());
+  for (const [at, told] of turns.entries()) {
+    if (told.role === "user") {
+      question(told.content);
+    } else {
+      const turn = place(Answer.again(told));
+      turn.append(foot(told, at === turns.length - 1 ? turn : null));
+    }
+  }
+  if (turns.at(-1)?.role === "user") {
+    const turn = element("article", "turn assistant");
+    turn.append(trouble(new Error("This has no answer yet."), turn));
+    log.append(turn);
+  }
+  follow();
+}
+
 function begin() {
   running?.abort();
+  coming = null;
   turns.length = 0;
+  keepTurns(turns);
   for (const turn of log.querySelectorAll(".turn")) turn.remove();
   find("empty").hidden = false;
   prompt.focus();
@@ -185,7 +221,7 @@ function keep() {
 function restore() {
   let saved = {};
   try {
-    saved = JSON.parse(localStorage.getItem("lockstep")) ?? {};
+    saved = Object(JSON.parse(localStorage.getItem("lockstep")));
   } catch {
     // Nothing that can be read was kept.
   }
@@ -281,6 +317,8 @@ log.addEventListener("scroll", () => {
   tip(null);
 });
 log.addEventListener("drawn", follow);
+addEventListener("pagehide", () => keepTurns(coming?.text ? [...turns, coming.kept(false)] : turns));
 
 restore();
+resume();
 connect();
