@@ -60,13 +60,15 @@ def _run(
     source: str, config: ServeConfig, engine: Launched | None, dtype: Dtype, numerics: Numerics, log_level: LogLevel
 ) -> None:
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    from lockstep.serve.check import check_spec
+    from lockstep.serve.check import check_spec, check_tracing
     from lockstep.serve.spec import engine_spec
 
     # What takes a moment first: what is wrong is told before a model is loaded, which may take minutes.
     with bind(config.host, config.port) as bound:
         spec = engine_spec(source, config, dtype, numerics, log_level)
         check_spec(spec, config.replicas)
+        if config.otel:
+            check_tracing()
         if engine is None and config.replicas == 1:
             engine = launch(share_of_cores(config.tp), config.tp)
         from lockstep.serve.api import serve as run_server

@@ -97,5 +97,8 @@ class ServeConfig(Section):
     """At SIGTERM: how long running requests may go on."""
     hang_seconds: Annotated[float, Field(gt=0)] = 30.0
     """How long an engine may neither answer nor compute before it is ended and started again."""
+    otel: bool = False
+    """A span for each request, sent by OpenTelemetry to where the variable OTEL_EXPORTER_OTLP_ENDPOINT says; needs
+    `pip install 'lockstep[otel]'`."""
     weight_updates: bool = False
     """Let clients replace the weights with those of a path on this machine (POST /v1/weights)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lockstep.config.model import ModelConfig
@@ -39,6 +40,19 @@ def check_model(path: str, tp: int, numerics: Numerics) -> Told:
             raise uncut_adapter(path)
         fitted(model.config, tp, numerics)
     return model
+
+
+def check_tracing() -> None:
+    """LockstepError where what makes spans, or what sends them, is not installed."""
+    try:
+        found = all(map(find_spec, ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")))
+    except ModuleNotFoundError:  # of a package that they are part of
+        found = False
+    if not found:
+        raise LockstepError(
+            "serve.otel is true, but OpenTelemetry is not installed: run pip install 'lockstep[otel]', "
+            "or leave serve.otel out."
+        )
 
 
 def check_vocabulary(draft: ModelConfig, config: ModelConfig) -> None:

@@ -33,6 +33,7 @@ from lockstep.serve.api.schema import (
     WeightsRequest,
 )
 from lockstep.serve.api.service import Service
+from lockstep.serve.api.tracing import Traced, open_provider
 from lockstep.serve.api.weights import update
 from lockstep.serve.replicas import Replicas
 
@@ -45,6 +46,7 @@ _STREAMED: dict[int | str, dict[str, Any]] = {
 def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
     """The server of one engine as an ASGI application. Its lifespan starts and stops the engine's process."""
     service = Service(name, config, engine, Metrics(engine, name))
+    spans = open_provider() if config.otel else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -52,6 +54,8 @@ def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
         yield
         engine.stop()
         await running
+        if spans is not None:
+            await asyncio.to_thread(spans.shutdown)  # sends what it has not sent yet
 
     # No /docs page: it would load scripts from elsewhere. /openapi.json has the schema.
     app = FastAPI(title="Lockstep", lifespan=lifespan, docs_url=None, redoc_url=None, responses=errors.RESPONSES)
@@ -60,6 +64,8 @@ def create_app(engine: Replicas, name: str, config: ServeConfig) -> FastAPI:
     if config.api_key is not None:
         keys.setdefault(config.api_key, "")
     app.add_middleware(Gate, keys=keys, max_body=byte_count(config.max_body))
+    if spans is not None:
+        app.add_middleware(Traced, tracer=spans.get_tracer("lockstep.serve"))
     if config.cors_origins:
         # Outside the gate: a browser asks first, without a key, whether it may ask.
         app.add_middleware(

@@ -18,6 +18,7 @@ from lockstep.serve.api.errors import ApiError
 from lockstep.serve.api.metrics import Metrics
 from lockstep.serve.api.schema import JsonObjectFormat, JsonSchemaFormat, Message, Sampling
 from lockstep.serve.api.token_text import TokenTexts
+from lockstep.serve.api.tracing import Generation
 from lockstep.serve.params import Output, SamplingParams
 from lockstep.serve.replicas import Replicas
 from lockstep.serve.sampler import draw_seed
@@ -103,6 +104,8 @@ class Run:
     seed: int
     identity: str
     created: int
+    told: Generation | None = None
+    """Where requests have spans."""
 
     async def outputs(self) -> AsyncIterator[tuple[int, Output]]:
         """Ends when all are finished. However it is left, what is unfinished is aborted."""
@@ -117,12 +120,16 @@ class Run:
                 elif isinstance(output, BaseException):
                     raise output
                 else:
+                    if self.told is not None:
+                        self.told.output(output)
                     raise_if_failed(output)
                     yield index, output
         finally:
             for task in tasks:
                 task.cancel()
             self.abort()
+            if self.told is not None:
+                self.told.end()
 
     async def _follow(self, index: int, merged: asyncio.Queue[tuple[int, Output | BaseException | None]]) -> None:
         watch = self.service.metrics.watch(len(self.prompts[index]))
@@ -176,7 +183,9 @@ async def start(
     except BaseException:
         await _take_back(service, submits)
         raise
-    run = Run(service, prompts, requests, seed, identity, int(time.time()))
+    span = getattr(state, "span", None)
+    told = None if span is None else Generation(span, service.name, identity, prompts, params)
+    run = Run(service, prompts, requests, seed, identity, int(time.time()), told)
     log.info("%s is %s: %d prompt tokens, seed %d", state.label, identity, sum(map(len, prompts)), seed)
     return run
 
