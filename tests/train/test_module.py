@@ -248,7 +248,7 @@ class Odd(nn.Module):
         (Gru(), {"compile": {"explain": True}}, "compile.explain"),
         (Gru(vocabulary=200), {}, "fails: IndexError.*ids up to the tokenizer's vocabulary"),
         (Gru().double(), {}, "is torch.float64; masters are float32: call .float"),
-        (transposed(Mixer()), {}, r"up.weight is not contiguous, .* set up.weight.data = up.weight.contiguous\(\)"),
+        (transposed(Mixer()), {}, r"up.weight is not contiguous, .* set its .data to .data.contiguous\(\)"),
         (Mixer().to("meta"), {}, r'embed.weight is on meta; .* call .to_empty\(device="cpu"\) and give it values'),
         (Lazy(), {}, "head.weight has no shape yet: call the module once, on tokens"),
         (Gru().requires_grad_(False), {}, "has no parameter that trains"),

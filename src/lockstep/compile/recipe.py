@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from lockstep.memory.arena import Buffer
+from lockstep.memory.effects import WAITS
 
 Affine = tuple[int, int]
 
@@ -130,7 +131,7 @@ def sent(recipe: Recipe, rows: int) -> list[int]:
 def begun(recipe: Recipe) -> list[str]:
     """The messages between ranks that a recipe begins, in order, by operator. The first of ranks that hand something
     on takes nothing over, and what another takes over is what the one before it hands on: that is left out."""
-    left_out = ("lockstep_mesh::wait", "lockstep_mesh::take_over")
+    left_out = (*WAITS, "lockstep_mesh::take_over")
     calls = [call.operator for call in recipe.calls]
     return [name for name in calls if name.startswith("lockstep_mesh::") and not name.startswith(left_out)]
 

@@ -21,6 +21,7 @@ from lockstep.model.decoder import Block, Decoder
 from lockstep.model.linear import _PackedWeight
 from lockstep.model.moe import Routed, balance_loss
 from lockstep.ops import Operators, Packed, Paged, Pages
+from lockstep.ops.contiguous import not_contiguous
 from lockstep.ops.row_share import RowShare
 
 
@@ -64,8 +65,8 @@ class Leaf:
     @property
     def given(self) -> Given:
         # All strides are zero where a weight is elsewhere until it is gathered for a run (`parallel.weight_store`).
-        if not self.tensor.is_contiguous() and any(self.tensor.stride()):
-            raise CannotCompile(f"{self.name} is not contiguous: set its .data to .data.contiguous()")
+        if any(self.tensor.stride()) and (wrong := not_contiguous(self.name, self.tensor)):
+            raise CannotCompile(wrong)
         wanted = self.field is None and self.tensor.requires_grad and torch.is_grad_enabled()
         return Given(self.name, tuple(self.tensor.shape), self.tensor.dtype, wanted)
 

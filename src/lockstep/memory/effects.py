@@ -21,7 +21,8 @@ Storage = tuple[Node, int]
 
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem",
                 "lockstep_mesh")  # fmt: skip
-_WAITS = ("_c10d_functional::wait_tensor", "lockstep_mesh::wait")
+WAITS = ("_c10d_functional::wait_tensor", "lockstep_mesh::wait")
+"""Operators that wait for what another one began, and send nothing."""
 _IN_STEPS = ("lockstep_mesh::all_add", "lockstep_mesh::all_add_coalesced")
 
 
@@ -64,7 +65,7 @@ def is_collective(node: Node) -> bool:
 
 def is_wait(node: Node) -> bool:
     """Whether a node only waits for a collective; its value is the collective's."""
-    return isinstance(node.target, OpOverload) and node.target.name() in _WAITS
+    return isinstance(node.target, OpOverload) and node.target.name() in WAITS
 
 
 def sends_more(node: Node) -> bool:

@@ -46,6 +46,8 @@ from lockstep.train.step import logprob_sum
 
 Ended = Callable[[int, float, float], None]
 """(micro-batch, its share of the objective, of the loss)"""
+_NONE = -1
+"""In the place of a rank's messages where it could not be compiled."""
 
 
 class LevelOnMesh:
@@ -88,8 +90,7 @@ class LevelOnMesh:
                 return
             self.note("the model was changed after it was compiled: compiling again")
         reason = self._compile()
-        if not self._where(bool(reason)):
-            reason = self._other_order()
+        reason = self._other_order(bool(reason)) or reason
         if failed := self._where(bool(reason)):
             self._asked, self._groups, self._update, self.pipeline.call = False, [], None, self._plain
             reason = reason or f"rank {failed[0]} could not be compiled"
@@ -99,16 +100,18 @@ class LevelOnMesh:
         """The ranks on which something is so."""
         return [rank for rank, flag in enumerate(self.mesh.world.gather(torch.tensor([float(here)]))) if flag]
 
-    def _other_order(self) -> str:
-        """Why ranks would wait for each other for ever, or nothing: each has made its programs by itself."""
-        mine = torch.tensor([self._messages])
+    def _other_order(self, failed: bool) -> str:
+        """Why ranks would wait for each other for ever, or nothing: each has made its programs by itself. All ranks
+        call it; those that failed have made none, which says nothing about an order."""
+        mine, found = torch.tensor([_NONE if failed else self._messages]), ""
         for axis in map(self.mesh.__getitem__, self.part.named_axes):
-            if any(not torch.equal(mine, one) for one in axis.gather(mine)):
-                return (
+            orders = {int(one) for one in axis.gather(mine)}
+            if len(orders) > 1 and _NONE not in orders:
+                found = (
                     f"the programs of the ranks along {axis.name} begin their messages in different orders. Leave the "
                     "pass out that does it, for instance with --compile.disable-pass bucket-collectives"
                 )
-        return ""
+        return found
 
     def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Callable[[Put], Work] | None:
         """Makes what computes the groups for these micro-batches; None: operators one by one, or block by block (O1).

@@ -16,6 +16,7 @@ from lockstep.config import CompileConfig, Config, ModelConfig
 from lockstep.config.schema import DEFAULT_MODEL
 from lockstep.errors import LockstepError
 from lockstep.model import Model, Tokenizer
+from lockstep.ops.contiguous import not_contiguous
 from lockstep.parallel.collectives import Mesh
 from lockstep.train.build import Run, prepare_data
 from lockstep.train.checkpoint import Checkpoint
@@ -154,10 +155,8 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
                 f"{title(module)}: {name} is {p.dtype}; masters are float32: call .float() first, and let train.dtype "
                 "choose the compute dtype"
             )
-        if not p.is_contiguous():
-            raise LockstepError(
-                f"{title(module)}: {name} is not contiguous, as masters are: set {name}.data = {name}.contiguous()"
-            )
+        if wrong := not_contiguous(name, p):
+            raise LockstepError(f"{title(module)}: {wrong}")
     return found
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from lockstep.config.train import OptimizerConfig
 from lockstep.errors import LockstepError
 from lockstep.ops import AdamWFactors, Operators
+from lockstep.ops.contiguous import not_contiguous
 
 
 class AdamW:
@@ -48,11 +49,8 @@ class AdamW:
         """LockstepError for a parameter that no update can be written into, and for moments that somebody put here and
         that are not like their parameter."""
         for name, p in self.parameters.items():
-            if not p.is_contiguous():
-                raise LockstepError(
-                    f"{name} is not contiguous, {list(p.shape)} with strides {p.stride()}, as what trains must be: set "
-                    "its .data to .data.contiguous()"
-                )
+            if wrong := not_contiguous(name, p):
+                raise LockstepError(wrong)
             for kind, moments in (("first", self.first), ("second", self.second)):
                 found = moments.get(name)
                 if found is None or (found.shape, found.dtype) != (p.shape, p.dtype) or not found.is_contiguous():
