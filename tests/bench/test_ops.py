@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 from inspect import isfunction
 
@@ -10,7 +11,7 @@ import torch
 
 from lockstep.bench.op_case import QUICK, Sizes
 from lockstep.bench.op_cases import cases
-from lockstep.bench.ops import Line, Peaks, _notes, _work, bench_ops, measure
+from lockstep.bench.ops import Line, Peaks, _notes, _work, alone, bench_ops, measure
 from lockstep.bench.turns import Spread
 from lockstep.ops import fused, operators
 
@@ -62,6 +63,34 @@ def test_every_operator_is_measured(monkeypatch):
         case.ours(recording, *(inputs if case.prepare is None else case.prepare(recording, inputs)))
     # Pages are written with the rotation, or by what packs for another case; formats of files have no peer.
     assert set(asked) | set(chains) == called | {"write_kv", "write_latents", "dequantize"}
+
+
+def test_a_side_is_measured_when_it_has_settled(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+        def sleep(self, seconds):
+            self.now += seconds
+
+    clock = Clock()
+    monkeypatch.setattr("lockstep.bench.ops.time", clock)
+
+    def number(seconds, settled):
+        """Of the call that counts, from 0."""
+        calls = itertools.count()
+
+        def side():
+            clock.sleep(seconds)
+            return float(next(calls)), 0.0
+
+        return alone(side, settled)()[0]
+
+    assert number(0.004, 0.03) == 5  # begins 10, 14 .. 30 ms after the other side's end
+    assert number(0.03, 0.03) == 0  # takes as long itself
+    assert number(0.004, 0.0) == 0
 
 
 def test_a_report_has_a_line_for_each_direction(monkeypatch):

@@ -22,6 +22,10 @@ Pair = tuple[float, float]
 """Seconds of a forward and of its backward."""
 _LEAST = 2e-3
 """Seconds of one measurement: shorter calls are repeated."""
+_IDLE, _SETTLED = 0.01, 0.03
+"""Seconds that a side waits for the threads of the one before it, which spin for some milliseconds after their last
+call, and from when on it is measured: cores that come out of idleness, and our own threads, which do not spin for a
+while after others held their core, are slow at first (calls of 0.1 to 1 ms came out at half their speed)."""
 _LONG, _SLOWER = 0.1, 4.0
 """Seconds of a call that no first use explains, and how many times slower a side is that is measured no further."""
 
@@ -64,7 +68,8 @@ def bench_ops(
     for case in cases(QUICK if quick else Sizes()):
         if only in case.name:
             note(case.name)
-            lines += measure(case, torch.float32 if case.wide == len(case.shapes) else dtype, rounds)
+            kind = torch.float32 if case.wide == len(case.shapes) else dtype
+            lines += measure(case, kind, rounds, 0.0 if quick else _SETTLED)
             measured.append((meter(), read_bandwidth()))
     peaks = Peaks(*map(Spread.of, zip(*measured, strict=True)))
     name = str(dtype).removeprefix("torch.")
@@ -83,13 +88,30 @@ def bench_ops(
     )  # fmt: skip
 
 
-def measure(case: Case, dtype: torch.dtype, rounds: int) -> list[Line]:
-    """The lines of a case: PyTorch also runs in float32, and the dtype it is faster in counts."""
+def measure(case: Case, dtype: torch.dtype, rounds: int, settled: float = _SETTLED) -> list[Line]:
+    """The lines of a case: PyTorch also runs in float32, and the dtype it is faster in counts. settled: seconds that a
+    side has the machine for itself before it is measured."""
     kinds = [dtype] if dtype == torch.float32 else [dtype, torch.float32]
     theirs = {str(kind): _side(case, kind, ours=False) for kind in kinds}
     sides = {"": _side(case, dtype, ours=True)} | _may_be_faster(theirs)
-    times = take_turns(sides, rounds, warmup=2)
+    times = take_turns({name: alone(side, settled) for name, side in sides.items()}, rounds, warmup=2)
     return [_line(case, part, take, dtype, times) for part, take in _parts(case)]
+
+
+def alone(side: Callable[[], Pair], settled: float) -> Callable[[], Pair]:
+    """A side that is measured as it runs when no other does: by its first call that begins so many seconds after the
+    other side's end, or that takes as long itself."""
+
+    def call() -> Pair:
+        start = time.perf_counter()
+        time.sleep(min(_IDLE, settled))
+        while True:
+            began = time.perf_counter()
+            pair = side()
+            if began - start >= settled or time.perf_counter() - began >= settled:
+                return pair
+
+    return call
 
 
 def _may_be_faster(sides: dict[str, Callable[[], Pair]]) -> dict[str, Callable[[], Pair]]:
