@@ -24,14 +24,16 @@ settings.load_profile("lockstep")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--pairs", action="store_true", help="take this machine for one of class cpu-avx512-bf16")
+    parser.addoption(
+        "--device-class", choices=["cpu-amx-bf16", "cpu-avx512-bf16"], help="take this machine for one of that class"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--pairs"):
-        from tests.class_of_pairs import sitecustomize
+    if name := config.getoption("--device-class"):
+        from tests.another_class import sitecustomize
 
-        sitecustomize.take_over()
+        sitecustomize.take_over(name)
         found = [str(Path(sitecustomize.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         os.environ["PYTHONPATH"] = os.pathsep.join(found)  # for processes that tests start
 

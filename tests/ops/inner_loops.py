@@ -1,9 +1,10 @@
 """The compiled loops of the micro-kernel, read from the machine code of a build that this processor need not run.
 
     python -m tests.ops.inner_loops avx512-bf16 znver4 sapphirerapids
+    python -m tests.ops.inner_loops amx-bf16
 
 prints of every such loop its multiply-adds, its loads, what of it lies on the stack and the cycles of a turn that
-llvm-mca predicts (Debian: apt install llvm-19; the model's numbers, nothing measured).
+llvm-mca predicts (Debian: apt install llvm-19; the model's numbers, nothing measured, and none of tile instructions).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MULTIPLY_ADD = re.compile(r"v(dpbf16ps|fmadd\d+ps)\s.*%[yz]mm")
+MULTIPLY_ADD = re.compile(r"v(dpbf16ps|fmadd\d+ps)\s.*%[yz]mm|tdpbf16ps\s")
 VECTOR_ON_STACK = re.compile(r"\(%r[sb]p.*%[yz]mm|%[yz]mm.*\(%r[sb]p")
 
 
@@ -35,17 +36,27 @@ class Loop:
         return sum("(%" in line and not line.startswith(("lea", "prefetch", "nop")) for line in self.instructions)
 
     @property
+    def tile_loads(self) -> int:
+        return sum(line.startswith("tileloadd") for line in self.instructions)
+
+    @property
     def on_stack(self) -> int:
         """Vectors that a turn reads from or writes to the stack."""
         return sum(bool(VECTOR_ON_STACK.search(line)) for line in self.instructions)
 
 
 def micro_kernel(code: Path) -> list[Loop]:
-    """The loops of `tile` (csrc/tile.h) in an object or a library, but for those copied into its callers."""
-    command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(code)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = (Loop(name, loop) for name, body in _functions(text) if "::tile<" in name for loop in _innermost(body))
+    """The loops of `tile` (csrc/tile.h) and `dot_tiles` (csrc/tiles.h) in an object or a library, but for those copied
+    into their callers."""
+    named = ((name, body) for name, body in _functions(machine_code(code)) if re.search(r"::(dot_)?tiles?<", name))
+    found = (Loop(name, loop) for name, body in named for loop in _innermost(body))
     return [loop for loop in found if loop.multiply_adds > 0]
+
+
+def machine_code(code: Path) -> str:
+    """As objdump prints it."""
+    command = ["objdump", "-d", "-C", "--no-show-raw-insn", str(code)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def cycles(loop: Loop, processor: str) -> float:
@@ -86,7 +97,7 @@ def main(isa: str, *processors: str) -> None:
     lines = set()
     for loop in micro_kernel(build.library(isa)):
         predicted = "  ".join(f"{cycles(loop, processor):.1f}" for processor in processors)
-        name = re.sub(r"^.*?(tile<.*?>).*$", r"\1", loop.function.replace("lockstep::", ""))
+        name = re.sub(r"^.*?((dot_)?tiles?<.*?>).*$", r"\1", loop.function.replace("lockstep::", ""))
         numbers = (loop.multiply_adds, len(loop.instructions), loop.loads, loop.on_stack)
         lines.add("  ".join([*map(str, numbers), predicted, name]))
     print("\n".join(sorted(lines)))

@@ -50,12 +50,13 @@ def test_two_at_once_build_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_the_plain_build_gives_the_bits_of_the_best() -> None:
     """Compiled with -O1, in a third of the time: what the sources say leaves the optimizer no choice of bits."""
-    plain = "plain-pairs" if build.best_isa() == "avx512-bf16" else "plain"
+    plain = {"amx-bf16": "plain-tiles", "avx512-bf16": "plain-pairs"}.get(build.best_isa(), "plain")
     assert answer(fingerprint_of, plain, "-O1") == fingerprint(build.best_isa())
 
 
 CLASSES = {
     "cpu-fma": ["avx2", "plain", "avx512", "avx512-on-avx2"],
+    "cpu-amx-bf16": ["avx2-tiles", "plain-tiles", "amx-bf16", "amx-bf16-on-avx2"],
     "cpu-avx512-bf16": ["avx2-pairs", "plain-pairs", "avx512-bf16", "avx512-bf16-on-avx2"],
 }
 """The builds that give one set of bits; the first with what most processors have."""
@@ -68,7 +69,7 @@ CLASSES = {
 @pytest.mark.skipif(not SIMDE.exists(), reason="no SIMDe on this machine (Debian: apt install libsimde-dev)")
 def test_every_build_of_a_class_gives_its_bits_as_it_is_shipped(name: str) -> None:
     """pytest -m slow tests/ops/test_build.py"""
-    needs = {"avx512": "avx512_f", "avx512-bf16": "avx512_bf16"}
+    needs = {"avx512": "avx512_f", "avx512-bf16": "avx512_bf16", "amx-bf16": "amx_bf16"}
     runs = [isa for isa in CLASSES[name] if needs.get(isa, "avx2") in instruction_sets()]
     found = {isa: answer(fingerprint_of, isa) for isa in runs}
     assert len(set(found.values())) == 1, found

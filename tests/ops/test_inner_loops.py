@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.ops import build
-from tests.ops.inner_loops import Loop, micro_kernel
+from tests.ops.inner_loops import Loop, machine_code, micro_kernel
 
 pytestmark = pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump to read machine code with")
 
@@ -38,3 +38,14 @@ def test_no_vector_of_an_avx512_build_lies_on_the_stack(isa: str, tmp_path: Path
     widest = max(loops, key=lambda loop: loop.multiply_adds)
     assert (widest.multiply_adds, widest.loads) == (24, 10), "six rows, four panels"
     assert any("vdpbf16ps" in line for loop in loops for line in loop.instructions) == (isa == "avx512-bf16")
+
+
+@pytest.mark.slow
+def test_the_build_for_tiles_reads_each_once_and_sets_them_up_once(tmp_path: Path) -> None:
+    """pytest -m slow tests/ops/test_inner_loops.py"""
+    loops = [loop for loop in compiled("amx-bf16", tmp_path) if loop.tile_loads]
+    shapes = sorted((loop.multiply_adds, loop.tile_loads, loop.on_stack) for loop in loops)
+    assert shapes == [(1, 2, 0), (2, 3, 0), (2, 3, 0), (4, 4, 0)], "one or two tiles of rows by one or two panels"
+    code = machine_code(tmp_path / "products.o")
+    assert code.count("tdpbf16ps") == 9, "in no other loop"
+    assert 0 < code.count("ldtilecfg") < code.count("tilerelease"), "released at the end, and where a task throws"

@@ -38,7 +38,7 @@ def test_linear_row(rows: int, n: int, k: int, at: int, dtype: torch.dtype, coun
 @given(rows=st.integers(1, 300), n=st.integers(1, 120), k=st.integers(1, 120), cut=st.integers(0, 300), dtype=DTYPES)
 def test_weight_gradient_continues(rows: int, n: int, k: int, cut: int, dtype: torch.dtype) -> None:
     """Two runs of rows, the second going on from the first, give the bits of one run; so do all thread counts. Where
-    rows go by pairs, a run ends with one."""
+    rows go by pairs or tiles, a run ends with one."""
     cut %= rows
     cut -= cut % rows_together(dtype)
     dy, x = randn(0, rows, n, dtype=dtype), randn(1, rows, k, dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -37,26 +37,27 @@ BASE = {
 }  # fmt: skip
 FAMILIES = {"llama": {}, "qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
 BITWISE = operators("bitwise")
-ROWS = 21
+LENGTHS = (12, 9)
 
 
 def model(family: str = "llama", canonical_tp: int = 4, **more: Any) -> ModelConfig:
     return ModelConfig(**{**BASE, "family": family, "canonical_tp": canonical_tp, **FAMILIES[family], **more})
 
 
-def batch(seed: int) -> tuple[Tensor, Packed]:
+def batch(seed: int, lengths: Sequence[int] = LENGTHS) -> tuple[Tensor, Packed]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 70, (ROWS,), generator=generator), Packed.of([12, ROWS - 12])
+    return torch.randint(0, 70, (sum(lengths),), generator=generator), Packed.of([*lengths])
 
 
 class _Batch:
-    def __init__(self, seed: int) -> None:
-        self.tokens, self.packed = batch(seed)
+    def __init__(self, seed: int, lengths: Sequence[int]) -> None:
+        self.tokens, self.packed = batch(seed, lengths)
 
 
 def trained(
-    mesh: Mesh, config: ModelConfig, count: int, dtype: torch.dtype, name: str = "1f1b", rows: bool = False
-) -> tuple[dict[str, Tensor], float, list[float]]:
+    mesh: Mesh, config: ModelConfig, count: int, dtype: torch.dtype, name: str = "1f1b", rows: bool = False,
+    lengths: Sequence[int] = LENGTHS,
+) -> tuple[dict[str, Tensor], float, list[float]]:  # fmt: skip
     """Gradients of this rank (its slices), the norm, the objectives of its micro-batches."""
     mine = spread(count, mesh.shape.dp)[mesh["dp"].index]
     table = schedule(name, mesh.shape.pp, len(mine))
@@ -75,12 +76,13 @@ def trained(
     sums = Reduction(owned, shards, count, size=10_000)
 
     def finish(m: int, hidden: Tensor) -> Tensor:
-        tokens, weights = batch(mine[m])[0], torch.full((ROWS,), 1 / (3 * ROWS))
+        tokens = batch(mine[m], lengths)[0]
+        weights = torch.full(tokens.shape, 1 / (3 * len(tokens)))
         objective, _ = ops.linear_cross_entropy(hidden, decoder.head_weight, tokens.roll(-1), weights)[:2]
         objectives.append(float(objective.detach()))
         return objective
 
-    line.step([_Batch(m) for m in mine], finish, lambda n, m, g: sums.put(n, mine[m], g))
+    line.step([_Batch(m, lengths) for m in mine], finish, lambda n, m, g: sums.put(n, mine[m], g))
     total = sums.total()
     runs = {run: shards.read(total, run) for run in shards.own}
     norm = global_norm(runs, shards, {n: part.cut(n) for n in part.names}, part.names, mesh, ops)
@@ -153,10 +155,10 @@ def test_contexts_give_the_same_bytes(threads: Threads, family: str) -> None:
     check_contexts(threads, family)
 
 
-def check_contexts(threads: Threads, family: str) -> None:
-    """Of rows of two sequences, which ranks share out anywhere or, in the class of pairs, in twos."""
+def check_contexts(threads: Threads, family: str, lengths: Sequence[int] = LENGTHS) -> None:
+    """Of rows of some sequences, which ranks share out anywhere or, in a class that takes some together, as those."""
     config = model(family, canonical_tp=2)
-    work = functools.partial(trained, config=config, count=2, dtype=torch.bfloat16)
+    work = functools.partial(trained, config=config, count=2, dtype=torch.bfloat16, lengths=lengths)
     alone = threads(MeshShape(), work)
     for shape in (MeshShape(cp=4), MeshShape(cp=2, tp=2)):
         found = threads(shape, work)
@@ -218,7 +220,7 @@ def test_serving_gives_the_bits_of_training_on_any_degree(threads: Threads) -> N
     config = model("qwen3", canonical_tp=2)
     tokens, _ = batch(0)
     one = random_decoder(config, 1)
-    expected = one(cut_operators(BITWISE, 2, 2, alone), tokens, Packed.of([ROWS]), dtype=torch.bfloat16)
+    expected = one(cut_operators(BITWISE, 2, 2, alone), tokens, Packed.of([sum(LENGTHS)]), dtype=torch.bfloat16)
 
     def served(mesh: Mesh) -> Tensor:
         table = schedule("1f1b", 1, 1)
@@ -228,7 +230,7 @@ def test_serving_gives_the_bits_of_training_on_any_degree(threads: Threads) -> N
             decoder.prepare(ops, torch.bfloat16)
             pages = [KVPages.zeros(1, part.local.num_kv_heads, 16, torch.bfloat16) for _ in range(2)]
             found = []
-            for first, end in ((0, 18), (18, 19), (19, 20), (20, ROWS)):
+            for first, end in ((0, 18), (18, 19), (19, 20), (20, sum(LENGTHS))):
                 found.append(decoder(ops, tokens[first:end], _paged(first, end), pages, torch.bfloat16))
         return torch.cat(found)
 

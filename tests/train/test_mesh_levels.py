@@ -175,7 +175,7 @@ def test_a_pipelines_memory_is_for_as_many_micro_batches_as_are_told_to_be_in_fl
     def work(mesh: Mesh) -> tuple[int, int, int]:
         trainer = Trainer(config, mesh=mesh, parallel=parallel, compile={"level": "O2"})
         trainer.fit()
-        ((group,),) = (groups.values() for groups in trainer.run.engine.level._groups)
+        ((group,),) = (groups.values() for groups in trainer.run.engine.level._groups.values())
         pools = group._pool.free
         assert len(pools["kept"]) >= len(pools["later"]) > 0
         return len(pools["kept"]), pools["kept"][0].nbytes, pools["later"][0].nbytes

@@ -73,11 +73,13 @@ def findings() -> Iterator[Finding]:
 def _processor() -> Iterator[Finding]:
     import torch
 
-    from lockstep.ops.device_class import BF16_CLASS, device_class, instruction_sets, processor
+    from lockstep.ops.device_class import AMX_CLASS, BF16_CLASS, device_class, instruction_sets, processor
 
     sets, name = instruction_sets(), device_class()
     there = "bf16 dot products are not used" if "avx512_bf16" in sets else "no bf16 dot products"
-    slow = None if name == BF16_CLASS else f"{there}: bfloat16 saves memory but runs at float32 speed"
+    slow = None if name in (AMX_CLASS, BF16_CLASS) else f"{there}: bfloat16 saves memory but runs at float32 speed"
+    if name == BF16_CLASS and "amx_bf16" in sets:
+        slow = "AMX is not used: ONEDNN_MAX_CPU_ISA keeps products from it, or the system does not give it to a process"
     yield Finding("machine", "device class", name, slow)
     vectors = None if sets else "no vector instructions that the kernels know: they run as plain C++, many times slower"
     yield Finding("machine", "instruction sets", " ".join(sorted(sets)) or "none", vectors)

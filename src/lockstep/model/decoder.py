@@ -215,7 +215,7 @@ class Attention(nn.Module):
             assert isinstance(pages, KVPages | Int8Pages), "a Paged batch needs the pages of its cache"
             ops.write_kv(k, v, pages, batch)
             y = ops.paged_attention(q, pages, batch, self.scale, self.window, self.softcap)
-        return self.o(ops, y.reshape(y.shape[0], -1))  # x may be a device's share of the rows
+        return self.o(ops, y.flatten(1))  # x may be a device's share of the rows
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], -1, self.head_dim)
+        return x.view(x.shape[0], x.shape[1] // self.head_dim, self.head_dim)  # a device may have no row

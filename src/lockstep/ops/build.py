@@ -26,27 +26,33 @@ from pathlib import Path
 import torch
 
 from lockstep.errors import LockstepError
-from lockstep.ops.device_class import BF16_CLASS, device_class
+from lockstep.ops.device_class import AMX_CLASS, BF16_CLASS, device_class
 
 CSRC = Path(__file__).parent / "csrc"
 _COMMON = ["-std=c++20", "-O3", "-fopenmp", "-ffp-contract=off", "-fno-math-errno", "-Wall"]
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"]
 _AVX2 = ["-mavx2", "-mfma"]
 _PAIRS = ["-DLOCKSTEP_BF16_PAIRS"]
-"""Products of bfloat16 by pairs: the device class cpu-avx512-bf16 (`csrc/steps.h`)."""
+"""Products of bfloat16 by pairs: the device class cpu-avx512-bf16 (`csrc/pairs16.h`)."""
+_TILES = ["-DLOCKSTEP_BF16_TILES"]
+"""Products of bfloat16 by tiles: the device class cpu-amx-bf16 (`csrc/tiles.h`)."""
 _SIMDE = ["-DLOCKSTEP_EMULATE_AVX512", "-Wno-psabi", "-fno-tree-sra"]
 """The AVX-512 code over AVX2, by SIMDe (Debian: apt install libsimde-dev). GCC 12 fails within that pass of it."""
 _ISA = {
+    "amx-bf16": [*_AVX512, "-mamx-tile", "-mamx-bf16", *_TILES],
     "avx512-bf16": [*_AVX512, "-mavx512bf16", *_PAIRS],
     "avx512": _AVX512,
     "avx2": _AVX2,
     "plain": [],
 }
 EMULATED = {
+    "amx-bf16-on-avx2": [*_AVX2, *_SIMDE, *_TILES],
     "avx512-bf16-on-avx2": [*_AVX2, *_SIMDE, *_PAIRS],
     "avx512-on-avx2": [*_AVX2, *_SIMDE],
     "avx2-pairs": [*_AVX2, *_PAIRS],
     "plain-pairs": _PAIRS,
+    "avx2-tiles": [*_AVX2, *_TILES],
+    "plain-tiles": _TILES,
 }
 """What runs code, or gives bits, of processors that this one is not: for tests, many times slower."""
 _FAST = (
@@ -67,8 +73,8 @@ class Compiler:
 def load(isa: str | None = None) -> str:
     """Load the extension into `torch.ops.lockstep`, building it if need be; returns the instruction set used.
 
-    isa: "avx512-bf16", "avx512", "avx2", "plain" or one of `EMULATED`; None takes the best this machine has. Raises
-    LockstepError when there is no compiler or the build fails. Only one can be loaded in a process.
+    isa: "amx-bf16", "avx512-bf16", "avx512", "avx2", "plain" or one of `EMULATED`; None: the best this machine has.
+    Raises LockstepError when there is no compiler or the build fails. Only one can be loaded in a process.
     """
     isa = isa or best_isa()
     torch.ops.load_library(str(library(isa)))
@@ -104,10 +110,9 @@ def is_built(isa: str) -> bool:
 
 def best_isa() -> str:
     """The best instruction set this processor and PyTorch agree on, within the machine's device class."""
-    if device_class() == BF16_CLASS:
-        return "avx512-bf16"
-    capability = torch.backends.cpu.get_cpu_capability()
-    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "plain")
+    by_class = {AMX_CLASS: "amx-bf16", BF16_CLASS: "avx512-bf16"}
+    by_capability = {"AVX512": "avx512", "AVX2": "avx2"}
+    return by_class.get(device_class()) or by_capability.get(torch.backends.cpu.get_cpu_capability(), "plain")
 
 
 def cache_dir() -> Path:

@@ -51,8 +51,8 @@ class Segments:
 
     @property
     def rows_at_a_time(self) -> int:
-        """Rows of a chunk: the same on every device, and even (`csrc/steps.h`)."""
-        return max(16, HELD // (-(-self.vocabulary // self.count) * self.here) // 2 * 2)
+        """Rows of a chunk: the same on every device, and whole tiles of 32 (`csrc/tiles.h`)."""
+        return max(32, HELD // (-(-self.vocabulary // self.count) * self.here) // 32 * 32)
 
 
 class Asked(NamedTuple):

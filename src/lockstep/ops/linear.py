@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lockstep.ops.device_class import BF16_CLASS, device_class
+from lockstep.ops.device_class import AMX_CLASS, BF16_CLASS, device_class
 from lockstep.ops.first_order import first_order
 from lockstep.ops.huge_pages import HugePages
 from lockstep.ops.raw import kernel, rounded
@@ -73,7 +73,7 @@ def input_gradient(dy: Tensor, weight: Tensor, out_dtype: torch.dtype | None = N
 
 
 def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
-    """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`: of an
+    """dW float32 [N, K] = dy [T, N] transposed times x [T, K]: a chain over ascending rows, going on from `out`: of a
     number of rows that `rows_together` divides, to have the bits of one run."""
     panels = kernel.pack_rows(x, x.dtype)
     if out is None:
@@ -83,9 +83,9 @@ def weight_gradient(dy: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def rows_together(dtype: torch.dtype) -> int:
-    """Rows that a weight gradient's chain takes in one step: 2 of bfloat16 in the device class that multiplies them by
-    pairs (`csrc/steps.h`)."""
-    return 2 if dtype == torch.bfloat16 and device_class() == BF16_CLASS else 1
+    """Rows that a weight gradient's chain takes in one step: of bfloat16 2 or 32 in the device classes that multiply
+    them by pairs or by tiles (`csrc/pairs16.h`, `csrc/tiles.h`)."""
+    return {BF16_CLASS: 2, AMX_CLASS: 32}.get(device_class(), 1) if dtype == torch.bfloat16 else 1
 
 
 def refuse_gradient(what: str, x: Tensor) -> None:

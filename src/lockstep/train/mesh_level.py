@@ -6,7 +6,7 @@ whole group's, with embedding and loss, and the update. The bits are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,9 @@ from lockstep.train.data import Batch
 from lockstep.train.optimizer import AdamW
 from lockstep.train.step import logprob_sum
 
+_MOST_KINDS = 16
+"""Remainders of numbers of rows at most for which each has programs of its own: each takes as long to compile."""
+
 Ended = Callable[[int, float, float], None]
 """(micro-batch, its share of the objective, of the loss)"""
 _NONE = -1
@@ -76,7 +79,7 @@ class LevelOnMesh:
         self._unchanged: Unchanged | None = None
         self._messages = 0
         """That its programs begin, as one number."""
-        self._groups: list[dict[int, GroupPrograms]] = []
+        self._groups: dict[int, dict[int, GroupPrograms]] = {}
         """By what numbers of rows leave, where ranks share them (otherwise one entry), and by group."""
         self._update: CompiledUpdate | None = None
 
@@ -92,7 +95,7 @@ class LevelOnMesh:
         reason = self._compile()
         reason = self._other_order(bool(reason)) or reason
         if failed := self._where(bool(reason)):
-            self._asked, self._groups, self._update, self.pipeline.call = False, [], None, self._plain
+            self._asked, self._groups, self._update, self.pipeline.call = False, {}, None, self._plain
             reason = reason or f"rank {failed[0]} could not be compiled"
             self.note(not_possible(self.config.compile.of_model, reason))
 
@@ -116,9 +119,10 @@ class LevelOnMesh:
     def work(self, batches: Sequence[Batch], weight: float, ended: Ended) -> Callable[[Put], Work] | None:
         """Makes what computes the groups for these micro-batches; None: operators one by one, or block by block (O1).
         weight: of a loss token."""
-        if not self._groups or not all(len(self._groups) <= len(batch.tokens) <= self.rows for batch in batches):
+        unit, sizes = self.part.row_unit, [len(batch.tokens) for batch in batches]
+        if not all(unit <= size <= self.rows and size % unit in self._groups for size in sizes):
             return None
-        return partial(_Programs, self.pipeline, self._groups, batches, weight, ended)
+        return partial(_Programs, self.pipeline, self._groups, unit, batches, weight, ended)
 
     def update(self, gradients: list[Tensor], lr: float, scale: float) -> None:
         """One step of the optimizer."""
@@ -129,6 +133,8 @@ class LevelOnMesh:
 
     def _compile(self) -> str:
         """Why it cannot be, or nothing."""
+        if self.rows < self.part.row_unit:
+            return f"a micro-batch of {self.rows} rows is too small: ranks that share rows take {self.part.row_unit}"
         how = self.config.compile
         compiler = compiler_of(how, self.note)
         try:
@@ -148,19 +154,22 @@ class LevelOnMesh:
         mesh, part = self.mesh, self.part
         placer = Placer(self.rows // part.row_unit)
         axes = {name: Group(mesh[name]) for name in part.named_axes}
-        kinds = [part.operators(operators("bitwise"), captured=True, rest=rest) for rest in range(part.row_unit)]
+        unit, bitwise = part.row_unit, operators("bitwise")
+        # Every remainder, or, where there are many (rows that go by tiles of 32), that of a full micro-batch alone.
+        rests = range(unit) if unit <= _MOST_KINDS else [self.rows % unit]
+        kinds = {rest: part.operators(bitwise, captured=True, rest=rest) for rest in rests}
         if compiler.level == "O1" or self.offload is not None:
-            calls = [self._blocks(compiler, ops, placer, axes) for ops in kinds]
-            call: BlockCall = calls[0] if len(calls) == 1 else partial(_by_rest, calls)
+            calls = {rest: self._blocks(compiler, ops, placer, axes) for rest, ops in kinds.items()}
+            call: BlockCall = calls[0] if unit == 1 else partial(_by_rest, calls, unit, recomputing(self.again))
             call = call if self.offload is None else self.offload.calling(call)
             self.pipeline.call = call if part.store is None else part.store.calling(call)
             if compiler.level == "O2":
                 self._update = CompiledUpdate(self.optimizer)
             return
         pools = {group: Pool() for group in part.groups}
-        found = [self._stages(compiler, ops, placer, axes, pools) for ops in kinds]
+        found = {rest: self._stages(compiler, ops, placer, axes, pools) for rest, ops in kinds.items()}
         with compiler.phase("build"):
-            every = [one for groups in found for one in groups.values()]
+            every = [one for groups in found.values() for one in groups.values()]
             scratch = torch.empty(max(one.memory.scratch for one in every), dtype=torch.uint8)
             for one in every:
                 one.attach(scratch)
@@ -186,10 +195,13 @@ class LevelOnMesh:
         return found
 
 
-def _by_rest(calls: Sequence[BlockCall], layer: int, block: nn.Module, ops: Operators, x: Tensor, *rest: Any) -> Tensor:
-    """A `BlockCall` of those for each remainder of the numbers of rows."""
+def _by_rest(
+    calls: Mapping[int, BlockCall], unit: int, plain: BlockCall, layer: int, block: nn.Module, ops: Operators,
+    x: Tensor, *rest: Any,
+) -> Tensor:  # fmt: skip
+    """A `BlockCall` of those for some remainders of the numbers of rows, and the plain one for others."""
     (batch, *_) = rest
-    return calls[len(batch.positions) % len(calls)](layer, block, ops, x, *rest)
+    return calls.get(len(batch.positions) % unit, plain)(layer, block, ops, x, *rest)
 
 
 @dataclass
@@ -197,7 +209,8 @@ class _Programs:
     """The `Work` of one step."""
 
     line: Pipeline
-    kinds: Sequence[dict[int, GroupPrograms]]
+    kinds: Mapping[int, dict[int, GroupPrograms]]
+    unit: int
     batches: Sequence[Batch]
     weight: float
     ended: Ended
@@ -227,7 +240,7 @@ class _Programs:
         return self._programs(group, m).weights(self.flights.pop((group, m)), partial(self._left, m))
 
     def _programs(self, group: int, m: int) -> GroupPrograms:
-        return self.kinds[len(self.batches[m].tokens) % len(self.kinds)][group]
+        return self.kinds[len(self.batches[m].tokens) % self.unit][group]
 
     def _left(self, m: int, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is left of gradients when those that need not wait for the end of the step were given away."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lockstep.config import Config, save_config
 from lockstep.errors import LockstepError
-from lockstep.ops.device_class import device_class
+from lockstep.ops.device_class import device_class, environment_for
 from lockstep.train.changes import changes, refuse_changes
 from lockstep.train.checkpoint import (
     RUN_CONFIG,
@@ -153,8 +153,10 @@ def _check_kind(run: AnyRun, point: Checkpoint) -> None:
 
 def _differences(run: AnyRun, config: Config, point: Checkpoint, state: dict[str, Any]) -> list[str]:
     found = changes(point.config(), config.model_dump(mode="json"))
+    variable = environment_for(point.manifest.device_class)
+    as_before = f" (as before with {variable} in the environment)" if variable else ""
     facts = (
-        ("device class", point.manifest.device_class, device_class()),
+        (f"device class{as_before}", point.manifest.device_class, device_class()),
         ("torch", state["torch"], torch.__version__),
         ("corpus or tokenizer (content hash)", state["data"], run.data.tokens.about.key),
         ("base weights (hash)", state["base"], run.base),

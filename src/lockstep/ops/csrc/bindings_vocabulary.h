@@ -113,7 +113,7 @@ LinearCrossEntropy<T> cross_entropy_buffers(Workspace& w, int64_t rows, int64_t 
                                             bool d_weight) {
   LinearCrossEntropy<T> c{};
   c.rows = rows, c.width = d, c.vocabulary = vocabulary;
-  c.step = std::min(rows, std::max<int64_t>(16, LOGITS_HELD / vocabulary / 2 * 2));
+  c.step = std::min(rows, std::max<int64_t>(32, LOGITS_HELD / vocabulary / 32 * 32));
   c.columns = w.take<T>(panels(vocabulary) * PANEL * d);
   c.logits = w.take<float>(c.step * vocabulary);
   c.lse = w.take<float>(c.step);

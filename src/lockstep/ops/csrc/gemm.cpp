@@ -7,7 +7,8 @@
 // the chain; so any row gives the same bits in any batch.
 //
 // In the device class cpu-avx512-bf16 a chain of bfloat16 operands goes by pairs of neighbouring k, (0, 1), (2, 3), ...,
-// the last with a zero where k is odd, and a step of it is the `fma` of pairs16.h.
+// the last with a zero where k is odd, and a step of it is the `fma` of pairs16.h. In the class cpu-amx-bf16 it goes by
+// tiles of 32 k, from the first k of the call on, the last with zeros where fewer are left: tiles.h.
 #include <algorithm>
 
 #include "product.h"

@@ -180,8 +180,8 @@ template <typename T, typename O>
 void scaled(const T* x, float scale, O* y, int64_t count);
 
 // --- the head and its loss in one (cross_entropy.cpp) ---
-// Logits at a time, in an even number of rows: rows are independent, and chains over them go by pairs at most (steps.h),
-// so this changes no bit.
+// Logits at a time, in a multiple of 32 rows: rows are independent, and chains over them go by pairs (pairs16.h) or by
+// tiles of 32 (tiles.h), so this changes no bit.
 constexpr int64_t LOGITS_HELD = 1 << 23;
 // Null where not asked for: entropies, d_hidden, d_weight.
 template <typename T>

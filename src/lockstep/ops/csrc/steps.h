@@ -1,5 +1,6 @@
 // How a product takes its operands of type T: by steps of k, of one element each, or, where the build multiplies
-// bfloat16 by pairs (LOCKSTEP_BF16_PAIRS, device class cpu-avx512-bf16), of two neighbours.
+// bfloat16 by pairs (LOCKSTEP_BF16_PAIRS, device class cpu-avx512-bf16) or by tiles of them (LOCKSTEP_BF16_TILES,
+// device class cpu-amx-bf16), of two neighbours.
 //
 // A step of the left-hand side is a word of 32 bits: a float32, or a pair. A step of a packed right-hand side has
 // sixteen columns: sixteen elements, or sixteen pairs; the last element of an odd k stands alone, sixteen singles. So
@@ -13,12 +14,19 @@
 
 namespace lockstep {
 
+#if defined(LOCKSTEP_BF16_TILES)
+template <typename T>
+constexpr bool BY_TILES = std::is_same_v<T, bf16>;
+#else
+template <typename T>
+constexpr bool BY_TILES = false;
+#endif
 #if defined(LOCKSTEP_BF16_PAIRS)
 template <typename T>
 constexpr bool BY_PAIRS = std::is_same_v<T, bf16>;
 #else
 template <typename T>
-constexpr bool BY_PAIRS = false;
+constexpr bool BY_PAIRS = BY_TILES<T>;
 #endif
 
 template <typename T>
@@ -29,6 +37,10 @@ template <typename T>
 constexpr int64_t steps(int64_t depth) {
   return (depth + STEP<T> - 1) / STEP<T>;
 }
+
+// What of the processor a thread sets up for its part of a product.
+template <typename T>
+struct Unit {};
 
 // n elements of a row or more than it has, as bfloat16; zeros behind them.
 template <int64_t COUNT, typename S>

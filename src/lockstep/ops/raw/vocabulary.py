@@ -93,7 +93,7 @@ def linear_cross_entropy(
 def workspace(rows: int, width: int, vocabulary: int, size: int, hidden_gradient: bool, weight_gradient: bool) -> int:
     """Bytes that `linear_cross_entropy` works in (`csrc/bindings_vocabulary.h` cuts them in this order); size: of an
     element of hidden."""
-    step = min(rows, max(16, HELD // vocabulary // 2 * 2))
+    step = min(rows, max(32, HELD // vocabulary // 32 * 32))
     parts = [panels(vocabulary) * 16 * width * size, 4 * step * vocabulary, 4 * step, 4 * rows]
     if hidden_gradient:
         parts.append(panels(width) * 16 * vocabulary * size)
