@@ -76,6 +76,7 @@ def load(isa: str | None = None) -> str:
     isa: "amx-bf16", "avx512-bf16", "avx512", "avx2", "plain" or one of `EMULATED`; None: the best this machine has.
     Raises LockstepError when there is no compiler or the build fails. Only one can be loaded in a process.
     """
+    device_class()  # asks the system for tile registers, without which those kernels end the process
     isa = isa or best_isa()
     torch.ops.load_library(str(library(isa)))
     return isa
