@@ -60,6 +60,14 @@ def test_strides_gradients_and_autocast_change_nothing(name: str) -> None:
         assert differing(case[1](OPS, *inputs), right[0]) == 0
 
 
+def test_an_operator_without_results_reads_what_is_negated() -> None:
+    """Of the bytes in memory it would make the negative of the right sum."""
+    a, panels, sums = randn(0, 9, 20), randn(1, 1, 9, 16), [torch.zeros(20, 16) for _ in range(2)]
+    torch.ops.lockstep.gemm_transposed_add(a, panels, sums[0])
+    torch.ops.lockstep.gemm_transposed_add(torch._neg_view(-a), panels, sums[1])
+    assert differing(*sums) == 0
+
+
 EMPTY = Packed(torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
 OFFSETS = torch.zeros(3, dtype=torch.int32)
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)

@@ -50,6 +50,7 @@ def given_back(x: Tensor) -> Tensor:
 BUFFER = randn(0, 256)
 FOUR, ALL = ints(0, 1, 2, 3), ints(0, 4)
 PAGES = ints(2, 1)[None]
+NEGATIVE_PAGES = KVPages(torch._neg_view(torch.zeros(3, 1, 16, 64)), torch._neg_view(torch.zeros(3, 1, 64, 16)))
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     # Rows of a batch.
     "positions of another place": (lambda: packed(FOUR + 1000, ALL), "row 0 is token 0 .* but its position is 1000"),
@@ -146,6 +147,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "results over one another": (
         lambda: RAW.gated_backward.out(*[randn(i, 2, 3) for i in range(3)], 0, out0=BUFFER[:6].view(2, 3),
                                        out1=BUFFER[:6].view(2, 3)), "out0 lies in the memory of out1",
+    ),
+    "a sum that is the negative of its memory": (
+        lambda: RAW.gemm_transposed_add(randn(0, 16, 16), randn(1, 1, 16, 16), torch._neg_view(randn(2, 16, 16))),
+        r"gemm_transposed_add: sum is written, but it is the negative of its memory.*resolve_neg\(\)",
+    ),
+    "pages that are the negative of their memory": (
+        lambda: OPS.write_kv(*heads()[1:], NEGATIVE_PAGES, Paged(FOUR, ALL, PAGES)), "k_pages is written, but it is",
     ),
     # Experts.
     "more experts than there are": (lambda: OPS.route(randn(0, 3, 4), Routing(5)), "5 of 4 experts"),

@@ -33,6 +33,11 @@ Kernel kernel_named(const std::string& name) {
 
 }  // namespace lockstep
 
+std::vector<const char*>& lockstep::without_results() {
+  static std::vector<const char*> all;
+  return all;
+}
+
 TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   lockstep::register_linear(m);
   lockstep::register_attention(m);
@@ -44,4 +49,9 @@ TORCH_LIBRARY_IMPL(lockstep, CPU, m) {
   lockstep::register_fused(m);
   lockstep::register_vocabulary(m);
   lockstep::register_optimizer(m);
+}
+
+TORCH_LIBRARY_IMPL(lockstep, Negative, m) {
+  for (const char* name : lockstep::without_results())
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&lockstep::without_negatives>());
 }

@@ -173,6 +173,24 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (Tensor& y : results) stack->emplace_back(std::move(y));
 }
 
+// Of an operator without results, for PyTorch's key of tensors that are the negative of their memory (`torch._neg_view`).
+// Its own fallback hands a kernel copies, and expects back what was written; so here what is written is refused.
+inline void without_negatives(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); i++) {
+    c10::IValue& value = (*stack)[stack->size() - arguments.size() + i];
+    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().is_neg()) continue;
+    const auto* alias = arguments[i].alias_info();
+    TORCH_CHECK(!alias || !alias->isWrite(), op.schema().name(), ": ", arguments[i].name(),
+                " is written, but it is the negative of its memory (torch._neg_view): give resolve_neg() of it");
+    value = value.toTensor().resolve_neg();
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Negative), stack);
+}
+
+// The names of operators without results.
+std::vector<const char*>& without_results();
+
 // Register `NAME_op` as lockstep::NAME and lockstep::NAME.out; OPERATOR_OVER where a result may lie where an argument
 // does, IN_PLACE for an operator without results.
 #define WITH_RESULTS(m, name, form)                                                             \
@@ -183,6 +201,7 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 #define OPERATOR_OVER(m, name) WITH_RESULTS(m, name, ANYWHERE)
 #define IN_PLACE(m, name)                                                                       \
   m.impl(#name, torch::CppFunction::makeFromBoxedFunction<&run<name##_op, NO_RESULTS>>());      \
+  without_results().push_back(#name);                                                           \
   add_kernel("lockstep::" #name, &run_into<name##_op>)
 
 }  // namespace lockstep
