@@ -135,3 +135,12 @@ def test_graphs_of_thousands_of_nodes_can_be_used(page: Page) -> None:
     assert box is not None
     assert frame is not None
     assert box["height"] <= frame["height"] + 2
+
+
+def test_a_narrow_window_has_room_for_both_graphs(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    tall = page.evaluate("""['header', '#view0', '#view1'].map(one => document.querySelector(one).clientHeight)""")
+    assert tall[0] < 844 / 5
+    assert min(tall[1:]) > 844 / 2
+    wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] == wide[1]  # tabs and the key of colours scroll within themselves

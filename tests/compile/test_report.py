@@ -51,6 +51,12 @@ def test_the_tables_give_times_and_what_each_pass_did(block: Stage) -> None:
     assert f"{products.before} -> {products.after}" in text
 
 
+def test_passes_that_changed_nothing_are_counted_and_one_alone_is_named() -> None:
+    idle = [PassReport(name, 0, (), 5, 5, 0.001) for name in ("views", "recompute")]
+    assert re.search(r"block\W+2 others\W+0\W", printed(Stage("block", passes=(*idle,))))
+    assert re.search(r"block\W+recompute\W+0\W", printed(Stage("block", passes=(idle[1],))))
+
+
 def test_notes_are_told_once_with_their_number() -> None:
     report = PassReport("fuse-products", 0, ("gated: has a bias",), 5, 5, 0.001)
     text = printed(Stage("block", passes=(report,)), Stage("block", passes=(report,)))

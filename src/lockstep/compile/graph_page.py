@@ -15,7 +15,7 @@ body { margin: 0; height: 100vh; display: flex; flex-direction: column; backgrou
 header { padding: 12px 18px 8px; }
 h1 { font-size: 18px; margin: 0 0 6px; }
 nav button { font: inherit; color: var(--ink); background: var(--lane); border: 1px solid var(--line);
-  padding: 3px 12px; border-radius: 5px; margin-right: 6px; cursor: pointer; }
+  padding: 3px 12px; border-radius: 5px; margin: 0 6px 4px 0; cursor: pointer; }
 nav button[aria-selected=true] { border-color: hsl(214 70% 52%); box-shadow: inset 0 -2px hsl(214 70% 52%); }
 #key { margin-top: 8px; font-size: 12px; color: var(--soft); }
 #key span { margin-right: 14px; white-space: nowrap; }
@@ -40,7 +40,10 @@ path.far { opacity: .2; }
   overflow-wrap: anywhere; }
 footer { padding: 6px 18px 10px; color: var(--soft); font-size: 12px; border-top: 1px solid var(--line); }
 footer details { max-height: 30vh; overflow: auto; } footer li { margin: 1px 0; }
-@media (max-width: 800px) { main { flex-direction: column; } }
+@media (max-width: 800px) {
+  body { height: auto; } main { flex-direction: column; } section { flex: none; height: 75vh; }
+  nav, #key { display: flex; overflow-x: auto; } nav button, #key span { flex: none; }
+}
 </style></head><body>
 <header><h1>@TITLE@</h1><nav id="stages" role="tablist"></nav><div id="key"></div></header>
 <main><section><h2 id="head0"></h2><svg id="view0" tabindex="0" role="img" aria-label="graph before the passes"></svg>

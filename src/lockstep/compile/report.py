@@ -105,7 +105,8 @@ def _passes(stages: Sequence[Compiled]) -> Table:
         if idle:
             nodes, milliseconds = str(idle[-1].after), f"{1000 * sum(step.seconds for step in idle):,.1f}"
             first = "" if len(idle) < len(stage.passes) else stage.name
-            table.add_row(first, f"{len(idle)} others", "0", nodes, milliseconds, style="dim")
+            named = idle[0].name if len(idle) == 1 else f"{len(idle)} others"
+            table.add_row(first, named, "0", nodes, milliseconds, style="dim")
         table.add_section()
     return table
 
