@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.errors import LockstepError
 from lockstep.parallel.schedules import NAMES
 from lockstep.plan import StageTimes, save_timeline, schedule, simulate, timeline_html, timeline_text, trace
 
@@ -45,6 +46,12 @@ def test_page_draws_pans_zooms_and_tells_what_is_under_the_pointer(simulation, t
     assert panned[1] - panned[0] == pytest.approx(zoomed[1] - zoomed[0])
     assert closer[1] - closer[0] == pytest.approx(0.7 * (panned[1] - panned[0]))
     assert said["drawn"] > 3 * 8 * 8
+
+
+def test_a_timeline_that_cannot_be_written_is_told(simulation, tmp_path):
+    for place, why in ((tmp_path / "none" / "t.html", "there is no directory"), (tmp_path, "it is a directory")):
+        with pytest.raises(LockstepError, match=f"cannot write {place}: {why}.*Choose another path"):
+            save_timeline(simulation, place)
 
 
 def test_trace_holds_steps_memory_and_messages(simulation, tmp_path):

@@ -14,6 +14,7 @@ from lockstep.given import instance, number, whole
 from lockstep.parallel.schedules import messages
 from lockstep.plan.simulate import Simulation
 from lockstep.plan.timeline_page import PAGE
+from lockstep.plan.yaml_file import check_can_write
 
 
 def timeline_html(
@@ -52,8 +53,10 @@ def save_timeline(
     seconds_per_unit: float = 1e-3,
     held: str = "activations",
 ) -> None:
-    """Writes the page, or, if the name ends in ``.json``, the trace. ``held``: as in `timeline_html`."""
-    path = Path(path)
+    """Writes the page, or, if the name ends in ``.json``, the trace. ``held``: as in `timeline_html`.
+
+    Raises LockstepError where that cannot be written."""
+    check_can_write(path := Path(path), "path")
     as_trace = path.suffix == ".json"
     text = json.dumps(trace(simulation, seconds_per_unit, held)) if as_trace else timeline_html(simulation, title, unit)
     path.write_text(text, encoding="utf-8")
