@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from heapq import heapify, heappop, heappush
 from itertools import islice, takewhile
@@ -53,7 +53,7 @@ def search(
     coefficients: Coefficients | None = None,
     dtype: str = "bf16",
 ) -> list[Plan]:
-    """The best ``top`` plans, fastest first, all of which fit in memory.
+    """The best ``top`` plans, fastest first, all of which fit in memory; of plans with equal numbers the first.
 
     ``global_batch_tokens`` is rounded down to whole sequences of ``seq`` tokens. ``pins``: values of
     ``Layout``'s fields that must not change, such as ``{"tp": 8}``. Raises LockstepError when nothing factors, or when
@@ -69,7 +69,7 @@ def search(
         coefficients=coefficients,
         dtype=dtype,
     )
-    plans = list(islice(fitting, min(top, sys.maxsize)))
+    plans = list(islice(different(fitting), min(top, sys.maxsize)))
     return [plans[0], *(compared(plan, plans[0]) for plan in plans[1:])]
 
 
@@ -261,6 +261,17 @@ def _simulate(rows: Columns, times: StepTime, layouts: list[Layout], chosen: lis
         made.add(table_key(rows, i))
         bubbles[i] = simulated_bubble(rows, times, i, layouts[i])
     return bubbles
+
+
+def different(plans: Iterable[Plan]) -> Iterator[Plan]:
+    """Of plans that are equal in all numbers the first alone: with one micro-batch 1F1B and GPipe are the same work."""
+    seen = set[tuple[str, ...]]()
+    for plan in plans:
+        its = plan.prediction
+        numbers = (its.step_s, its.memory_gb, *its.parts.values(), *its.memory_parts.values(), *its.stage_memory_gb)
+        if (shown := tuple(f"{number:.6g}" for number in numbers)) not in seen:
+            seen.add(shown)
+            yield plan
 
 
 def compared(plan: Plan, best: Plan) -> Plan:

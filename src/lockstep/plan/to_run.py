@@ -17,7 +17,7 @@ from lockstep.plan.layout import Layout
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.pins import Pins
 from lockstep.plan.planfile import Plan, check_model
-from lockstep.plan.search import compared, plans_that_fit, search
+from lockstep.plan.search import compared, different, plans_that_fit, search
 from lockstep.plan.shape import ModelShape
 
 
@@ -147,7 +147,7 @@ def search_to_run(
     simpler = {**_simpler(shape, run), **(pins or {})}
     try:
         more = islice(plans_that_fit(shape, cluster, pins=simpler, **asked), _LOOKED_AT)
-        runs = list(islice((plan for plan in more if not refused(plan, run)), top))
+        runs = list(islice(different(plan for plan in more if not refused(plan, run)), top))
     except LockstepError:
         runs = []
     why = reasons[0]
