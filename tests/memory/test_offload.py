@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lockstep.errors import LockstepError
+from lockstep.memory import host
 from lockstep.memory.host import Disk, Pinned, in_memory
 from lockstep.memory.offload import Offload
 from lockstep.train.peak import peak_resident, reset_peak
@@ -127,6 +128,22 @@ def _resident(folder: Path) -> tuple[int, int, int]:
         found.append(peak_resident())
     assert isinstance(offload._place, Disk)
     return found[0], found[1], offload._place.size
+
+
+def test_memory_goes_back_to_the_system_16_mib_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given back comes again page by page, which took longer than a small layer."""
+    trims, seen = [], []
+    monkeypatch.setattr(host, "_malloc_trim", trims.append)
+    disk = Disk(tmp_path)
+    for _ in range(8):
+        trip = disk.leave([torch.ones(3 * 2**20, dtype=torch.uint8)])
+        trip.settle()
+        trip.fetch()
+        trip.back()
+        del trip  # 6 MiB were freed: when they had left, and now
+        disk.freed()
+        seen.append(len(trims))
+    assert seen == [0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_places_in_the_file_are_used_again(tmp_path: Path) -> None:

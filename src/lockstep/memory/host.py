@@ -23,6 +23,9 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 
 _SECTOR = 4096
+_WORTH = 16 * 2**20
+"""Bytes that are freed before pages go back to the system: it takes milliseconds, and every page that is used again is
+filled with zeros first. What is less is used again by the layers that come."""
 _malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """glibc's; other C libraries unmap large blocks when they are freed."""
 
@@ -80,6 +83,7 @@ class Disk:
         self.size = 0
         """Bytes of the file."""
         self._free: dict[int, list[int]] = {}
+        self._freed = 0  # bytes since pages last went back to the system
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="lockstep-offload")
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -92,8 +96,13 @@ class Disk:
 
     def freed(self) -> None:
         """Give their pages back to the system: the C library keeps what is freed in the middle of its heap."""
-        if _malloc_trim is not None:
+        if _malloc_trim is not None and self._freed >= _WORTH:
+            self._freed = 0
             _malloc_trim(0)
+
+    def count(self, size: int) -> None:
+        """So many bytes of memory were freed."""
+        self._freed += size
 
     def submit(self, call: Any) -> Future[None]:
         """Let the thread that reads and writes do it."""
@@ -108,7 +117,9 @@ class Disk:
         return at
 
     def give_back(self, at: int, size: int) -> None:
+        """What was there came back, and is dropped: of the place in the file others may be next."""
         self._free[size].append(at)
+        self.count(size)
 
     def write(self, tensors: Sequence[Tensor], at: int) -> None:
         for tensor in tensors:
@@ -159,6 +170,7 @@ class _OnDisk:
     def settle(self) -> None:
         self._wait()
         self._tensors = []
+        self._disk.count(sum(self._sizes))
 
     def fetch(self) -> None:
         self._tensors = [torch.empty(size, dtype=torch.uint8) for size in self._sizes]

@@ -129,8 +129,8 @@ def _copies(threads: int) -> float:
 
 
 def _offload_seconds(meet: Callable[[], object]) -> float:
-    """Of offload, there and back, as the trainer does it: memory goes back to the system, which fills it with zeros
-    when it is taken again. meet: waits for the others, who do the same: ranks share memory and disk."""
+    """Of offload, there and back, as the trainer does it. meet: waits for the others, who do the same: ranks share
+    memory and disk."""
     import torch
 
     from lockstep.memory.host import Disk
