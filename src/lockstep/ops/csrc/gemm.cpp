@@ -64,10 +64,10 @@ void gemm(const T* a, int64_t row_stride, int64_t k_stride, const T* b, const T*
 
 template <typename T>
 void column_sums(const T* x, int64_t rows, int64_t columns, float* y) {
-  each_sixteen(columns, rows, [&](int64_t j) {
+  each_sixteen(columns, rows, [=](int64_t j, auto n) INLINE {
     F16 s = F16::zero();
-    for (int64_t i = 0; i < rows; i++) s = s + load_part(x + i * columns + j, columns - j);
-    store_part(s, y + j, columns - j);
+    for (int64_t i = 0; i < rows; i++) s = s + load_part(x + i * columns + j, n);
+    store_part(s, y + j, n);
   });
 }
 

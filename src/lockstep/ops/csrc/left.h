@@ -12,7 +12,13 @@
 
 namespace lockstep {
 
-constexpr int64_t TASK_ROWS = 96;  // rows of a block at most: a multiple of every tile's height
+// Rows of a block at most, whole passes of tiles: so few that their words and their sums of TASK_COLUMNS columns
+// (product.h) stay in a second-level cache.
+#if defined(LOCKSTEP_BF16_TILES)
+constexpr int64_t TASK_ROWS = 96;
+#else
+constexpr int64_t TASK_ROWS = 48;
+#endif
 
 // Of each tile of the micro-kernel [steps][height]. Eight words are stored where a step of k has `height`, each over the
 // end of the one before: so a gap behind each tile.

@@ -16,8 +16,6 @@ namespace lockstep {
 
 namespace {
 
-#define INLINE __attribute__((always_inline))  // a body that is called would take its vectors from memory
-
 // body(j, n) for every sixteen elements of a row, from j on: n is 16, known while compiling; at the end what is left.
 template <typename Body>
 INLINE inline void each_vector(int64_t d, Body body) {

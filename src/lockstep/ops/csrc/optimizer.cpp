@@ -16,14 +16,14 @@ void adamw(float* p, const float* g, float* m, float* v, int64_t count, const Ad
   const F16 scale = F16::all(f.scale), beta1 = F16::all(f.beta1), rest1 = F16::all(f.rest1);
   const F16 beta2 = F16::all(f.beta2), rest2 = F16::all(f.rest2), root = F16::all(f.root), eps = F16::all(f.eps);
   const F16 keep = F16::all(f.keep), lr = F16::all(f.lr);
-  each_sixteen(count, 1, [&](int64_t i) {
-    const int64_t n = count - i;
+  const bool scaled = f.scale != 1.0f, decays = f.keep != 1.0f;
+  each_sixteen(count, 1, [=](int64_t i, auto n) INLINE {
     F16 gradient = load_part(g + i, n);
-    if (f.scale != 1.0f) gradient = gradient * scale;
+    if (scaled) gradient = gradient * scale;
     const F16 first = load_part(m + i, n) * beta1 + gradient * rest1;
     const F16 second = load_part(v + i, n) * beta2 + gradient * gradient * rest2;
     F16 weight = load_part(p + i, n);
-    if (f.keep != 1.0f) weight = weight * keep;
+    if (decays) weight = weight * keep;
     store_part(weight - first * lr / (sqrt(second) * root + eps), p + i, n);
     store_part(first, m + i, n);
     store_part(second, v + i, n);

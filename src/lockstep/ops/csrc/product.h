@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-constexpr int64_t TASK_COLUMNS = 256;  // columns of a task, of all sides
+constexpr int64_t TASK_COLUMNS = 1024;  // columns of a task, of all sides: its left-hand side is copied once for them all
 constexpr int64_t HELD = 1 << 16;      // words of a left-hand side at most that a thread keeps for all its tasks
 // k of a block at most: the panels of a tile and a tile's rows of it stay in the first-level cache; TASK_ROWS x DEPTH
 // words in the second-level one. By tiles the sums go to memory after every block, for a block is read that is longer.

@@ -33,33 +33,33 @@ void rope(const T* x, const int32_t* positions, const float* table, float sign, 
 
 template <typename T>
 void gated(const T* gate, const T* up, int activation, T* y, int64_t count) {
-  each_sixteen(count, 1, [&](int64_t j) {
-    F16 a = activate(load_part(gate + j, count - j), activation).value;
-    store_part(a * load_part(up + j, count - j), y + j, count - j);
+  each_sixteen(count, 1, [=](int64_t j, auto n) INLINE {
+    F16 a = activate(load_part(gate + j, n), activation).value;
+    store_part(a * load_part(up + j, n), y + j, n);
   });
 }
 
 template <typename T>
 void activation(const T* x, int kind, T* y, int64_t count) {
-  each_sixteen(count, 1, [&](int64_t j) {
-    store_part(activate(load_part(x + j, count - j), kind).value, y + j, count - j);
+  each_sixteen(count, 1, [=](int64_t j, auto n) INLINE {
+    store_part(activate(load_part(x + j, n), kind).value, y + j, n);
   });
 }
 
 template <typename T>
 void activation_backward(const T* dy, const T* x, int kind, T* dx, int64_t count) {
-  each_sixteen(count, 1, [&](int64_t j) {
-    store_part(load_part(dy + j, count - j) * activate(load_part(x + j, count - j), kind).slope, dx + j, count - j);
+  each_sixteen(count, 1, [=](int64_t j, auto n) INLINE {
+    store_part(load_part(dy + j, n) * activate(load_part(x + j, n), kind).slope, dx + j, n);
   });
 }
 
 template <typename T>
 void gated_backward(const T* dy, const T* gate, const T* up, int activation, T* d_gate, T* d_up, int64_t count) {
-  each_sixteen(count, 1, [&](int64_t j) {
-    Activated a = activate(load_part(gate + j, count - j), activation);
-    F16 g = load_part(dy + j, count - j);
-    store_part(g * load_part(up + j, count - j) * a.slope, d_gate + j, count - j);
-    store_part(g * a.value, d_up + j, count - j);
+  each_sixteen(count, 1, [=](int64_t j, auto n) INLINE {
+    Activated a = activate(load_part(gate + j, n), activation);
+    F16 g = load_part(dy + j, n);
+    store_part(g * load_part(up + j, n) * a.slope, d_gate + j, n);
+    store_part(g * a.value, d_up + j, n);
   });
 }
 

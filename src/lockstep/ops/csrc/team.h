@@ -8,8 +8,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels.h"
+
+#define INLINE __attribute__((always_inline))  // a body that is called would take its vectors from memory
 
 namespace lockstep {
 
@@ -60,20 +63,25 @@ void each(int64_t count, int64_t elements, Make make, Body body) {
   in_team(runs, true, [&](Tasks& tasks) {
     int64_t run = tasks.take();
     if (run < 0) return;
+    const Body own = body;  // of this thread alone: what it captures by value may stay in registers
     for (auto held = make(); run >= 0; run = tasks.take())
-      for (int64_t i = run * count / runs, end = (run + 1) * count / runs; i < end; i++) body(held, i);
+      for (int64_t i = run * count / runs, end = (run + 1) * count / runs; i < end; i++) own(held, i);
   });
 }
 
 template <typename Body>
 void each(int64_t count, int64_t elements, Body body) {
-  each(count, elements, [] { return 0; }, [&](int, int64_t i) { body(i); });
+  each(count, elements, [] { return 0; }, [=](int, int64_t i) INLINE { body(i); });
 }
 
-// body(i) for i = 0, 16, ... below count, each of sixteen times so many elements.
+// body(i, n) for i = 0, 16, ... below count, each of sixteen times so many elements: n is 16, known while compiling; at
+// the end what is left.
 template <typename Body>
 void each_sixteen(int64_t count, int64_t elements, Body body) {
-  each((count + 15) / 16, 16 * elements, [&](int64_t i) { body(16 * i); });
+  each((count + 15) / 16, 16 * elements, [=](int64_t i) INLINE {
+    const int64_t first = 16 * i;
+    first + 16 <= count ? body(first, std::integral_constant<int64_t, 16>{}) : body(first, count - first);
+  });
 }
 
 }  // namespace lockstep

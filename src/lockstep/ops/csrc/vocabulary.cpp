@@ -84,8 +84,8 @@ void entropies(const float* logits, const float* lse, float* y, int64_t rows, in
 }
 
 void softcap(const float* logits, float cap, float* y, int64_t count) {
-  each_sixteen(count, 1, [&](int64_t j) {
-    store_part(capped(load_part(logits + j, count - j), cap), y + j, count - j);
+  each_sixteen(count, 1, [=](int64_t j, auto n) INLINE {
+    store_part(capped(load_part(logits + j, n), cap), y + j, n);
   });
 }
 
@@ -121,8 +121,8 @@ template <typename T, typename O>
 void scaled(const T* x, float scale, O* y, int64_t count) {
   if (static_cast<const void*>(x) == static_cast<const void*>(y) && scale == 1.0f) return;
   const F16 factor = F16::all(scale);
-  each_sixteen(count, 1, [&](int64_t j) {
-    store_part(load_part(x + j, count - j) * factor, y + j, count - j);
+  each_sixteen(count, 1, [=](int64_t j, auto n) INLINE {
+    store_part(load_part(x + j, n) * factor, y + j, n);
   });
 }
 
