@@ -403,10 +403,11 @@ def test_every_plan_fits_at_every_step_of_its_schedule():
 
 
 def test_a_split_backward_is_refused_where_only_it_was_pinned_and_does_not_fit():
+    """It fits by the formula for all stages at once, but not at every step of its schedule."""
     sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "intermediate": 2816, "gated": True}
     pins = {"pp": 3, "schedule": "zb-2p", "cp": 2, "recompute": "none", "recompute_layers": 2}
-    with pytest.raises(LockstepError, match=r"6xA100-40 cannot hold custom .* the same cluster without the pins"):
-        search(sizes, "6xA100-40", seq=1 << 20, global_batch_tokens=1 << 20, pins=pins)
+    with pytest.raises(LockstepError, match=r"needs 62\.\d+ GB .* the same cluster without the pins"):
+        search(sizes, "6xA100-40", seq=13 << 16, global_batch_tokens=13 << 16, pins=pins)
 
 
 def test_a_pinned_cp_finds_nothing_that_the_search_does_not():

@@ -277,15 +277,23 @@ def gathered_bytes(rows: Columns, again: bool) -> Column:
     return np.where(gathers(rows), words + each, 0.0)
 
 
+def defers(rows: Columns) -> NDArray[np.bool_]:
+    """Whether products for weights' gradients are put off: to W or, where ranks of this system share rows out (cp), to
+    the end of their layer's backward."""
+    split = (rows.pp > 1) & np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
+    return split | (rows.ours & (rows.cp > 1))
+
+
 def recomputed_bytes(rows: Columns) -> Column:
     """One layer's activations that the backward makes again, and the gradients that it begins with, of the stream and
     of the MLP's values."""
-    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
-    begun = rows.tokens * (6 * rows.hidden + 2 * middle / rows.tp)
-    # The gradient of the product that comes first, and what it is made of once more, packed.
-    split = (rows.pp > 1) & np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
-    first = 2 * rows.tokens * middle / rows.tp + largest_bytes(rows)
-    begun = begun + np.where(split, 0.0, first)
+    dense, routed = (1 - rows.moe) * rows.intermediate, rows.moe * rows.experts_per_token * rows.expert_intermediate
+    begun = rows.tokens * (6 * rows.hidden + 2 * (dense + routed) / rows.tp)
+    # The gradient of the product that comes first, and what it is made of once more, packed; or, where it is put off,
+    # the gradients of the MLP's values that are made of its input's.
+    first = 2 * rows.tokens * (dense + routed) / rows.tp + largest_bytes(rows)
+    put_off = 2 * rows.tokens * ((rows.matrices - 1) * dense / rows.tp + rows.moe * rows.hidden)
+    begun = begun + np.where(defers(rows), put_off, first)
     # Rows of experts' gradients as they are sent, received and put in order.
     begun = begun + np.where(rows.ep > 1, 3 * 2 * rows.moe * rows.tokens * rows.experts_per_token * rows.hidden, 0.0)
     again = unsaved_bytes(rows) - message_bytes(rows) + np.where(rows.ours, begun, 0.0)
@@ -358,9 +366,12 @@ def early_expert_bytes(rows: Columns) -> Column:
 
 
 def mlp_gradient_bytes(rows: Columns) -> Column:
-    """Of those, the output gradients of one layer's MLP: the stream's, gate's and up's, 16-bit."""
-    middle = (1 - rows.moe) * rows.intermediate + rows.moe * rows.experts_per_token * rows.expert_intermediate
-    return 2 * rows.tokens * (rows.hidden + (rows.matrices - 1) * middle / rows.tp)
+    """Where products for weights are put off: gradients of one layer's MLP while all that the layer keeps is there yet,
+    beyond those of the stream; 16-bit. Of experts the output gradients: the stream's, gate's and up's."""
+    routed = rows.experts_per_token * rows.expert_intermediate / rows.tp
+    dense = np.maximum(0.0, rows.matrices * rows.intermediate / rows.tp - rows.hidden)
+    each = (1 - rows.moe) * dense + rows.moe * (rows.hidden + (rows.matrices - 1) * routed)
+    return 2 * rows.tokens * each
 
 
 def layer_bytes(rows: Columns) -> Column:
@@ -387,7 +398,9 @@ def unsaved_bytes(rows: Columns) -> Column:
     split = np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
     whole = rows.hidden * (2 * rows.residual_bytes + 4 + 2 * rows.dropout) / split
     whole = whole + 2 * 2 * rows.latent  # before and after their norms
-    inside = 2 * (rows.query + rows.keys + rows.values) + 2 * rows.core + 2 * rows.matrices * middle
+    # Where ranks exchange rows for heads (cp), attention keeps its output by heads, and the product behind it by rows.
+    cores = 2 * rows.core * np.where(rows.ours & (rows.cp > 1), 2.0, 1.0)
+    inside = 2 * (rows.query + rows.keys + rows.values) + cores + 2 * rows.matrices * middle
     return rows.tokens * (whole + inside / rows.tp) + _score_bytes(rows) + _routed_bytes(rows)
 
 

@@ -30,7 +30,7 @@ from lockstep.plan.rank_steps import worst_moment
 from lockstep.plan.rank_sums import ahead, experts_grow, halves, sent_off, waits
 from lockstep.plan.refine import layers_of_chunks, table_of
 from lockstep.plan.shape import ModelShape
-from lockstep.plan.streams import streams_held
+from lockstep.plan.streams import Held, streams_held
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def rank_memory(
         weights += (uses - owns) * float(unit_bytes(mine)[1][0]) * (1 - 1 / float(mine.sharing[0]))
     fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
     replica = rank // (layout.cp * layout.tp) % layout.dp
-    streams = _streams(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks)[stage]
+    tied = shape.tied and shape.states == "masters"
+    streams = _streams(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks, tied)[stage]
     sizes = RankSizes(table, streams, stage, layers, mine, gradient, shape, replica)
     steps = tuple((str(step), float(n)) for step, n in zip(table.rows[stage], sizes.activations, strict=True))
     return RankMemory(rank, stage, fixed, steps, tuple(_moments(sizes)))
@@ -115,7 +116,8 @@ def _moments(rank: RankSizes) -> Iterator[dict[str, float]]:
         found = [_moment(rank, part, float(activations), done, opened) for part in step.parts]
         waiting = next(others) + next(early)
         found = [moment | {"gradients": moment["gradients"] + waiting} for moment in found]
-        messages = rank.message * next(streams) + rank.rows * rows
+        held = next(streams)
+        messages = rank.message * held.streams + rank.rows * (rows + held.rows)
         yield max(found, key=lambda m: sum(m.values())) | {"messages": messages}
         for part in step.parts:
             rows += part.kind in ("B", "BW") and rank.groups[part.chunk] == 0
@@ -155,9 +157,9 @@ def _moment(rank: RankSizes, step: Step, activations: float, done: list[int], op
 
 
 @lru_cache(maxsize=256)
-def _streams(name: str, stages: int, micro_batches: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+def _streams(name: str, stages: int, micro_batches: int, chunks: int, tied: bool) -> tuple[tuple[Held, ...], ...]:
     """`streams_held` of a table that many layouts share: their sizes do not matter."""
-    return streams_held(table_of(name, stages, micro_batches, chunks))
+    return streams_held(table_of(name, stages, micro_batches, chunks), tied)
 
 
 def _stage_rows(rows: Columns, layout: Layout, stage: int, layers: float) -> Columns:

@@ -14,6 +14,7 @@ from lockstep.plan.columns import Columns
 from lockstep.plan.memory import (
     deferred_bytes,
     deferred_inputs,
+    defers,
     early_expert_bytes,
     exchanged_bytes,
     gather_copies,
@@ -30,14 +31,15 @@ from lockstep.plan.memory import (
 )
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import held_by_chunks
+from lockstep.plan.streams import Held
 
 
 class RankSizes:
     """What a rank's chunks are, and how many bytes everything is. ``gradient``: of one sum of the rank's gradients."""
 
     def __init__(
-        self, table: Table, streams: Sequence[int], stage: int, layers: list[list[int]], mine: Columns, gradient: float,
-        shape: ModelShape, replica: int,
+        self, table: Table, streams: Sequence[Held], stage: int, layers: list[list[int]], mine: Columns,
+        gradient: float, shape: ModelShape, replica: int,
     ) -> None:  # fmt: skip
         self.table, self.streams, self.stage, self.mine, self.tied = table, streams, stage, mine, shape.tied
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
@@ -70,10 +72,7 @@ class RankSizes:
         others = float(spread_gradients(mine)[0]) / sum(layers[stage])
         self.others = [others * n for n in layers[stage]]
         self.ranks = float(mine.ep[0])
-        self.beside = float(mlp_gradient_bytes(mine)[0])
-        # Of a layer that is recomputed: the last product's input and output gradient, which wait for W.
-        middle = (1 - mine.moe) * mine.intermediate / mine.tp
-        self.put_off = 2.0 * float((mine.tokens * (mine.hidden + middle))[0])
+        self.beside = float(mlp_gradient_bytes(mine)[0]) * bool(defers(mine)[0])
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
         self.working = float(recompute_bytes(mine)[0]) - self.tail
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
@@ -83,9 +82,9 @@ class RankSizes:
         self.gather = copies * self.layer
         self.exchanged = {kind: float(exchanged_bytes(mine, kind == "W")[0]) for kind in ("W", "BW")}
         self.loss = float(logits_bytes(mine)[0]) - head
-        sends_rows = 0 in self.groups and self.tied and self.ends > 0 and not self.both and not self.mixed
-        # Rows of a tied embedding's gradient that were sent to the stage that owns it; they stay until the end.
-        self.rows = sends_rows * 4.0 * float((mine.hidden * np.minimum(mine.vocab, mine.head_tokens) / mine.tp)[0])
+        # Rows of a tied embedding's gradient, for the stage that owns it; where they were sent they stay until the end.
+        apart = self.tied and self.ends > 0 and not self.both and not self.mixed
+        self.rows = apart * 4.0 * float((mine.hidden * np.minimum(mine.vocab, mine.head_tokens) / mine.tp)[0])
         self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
         self.handed = bool(mine.ours[0] and mine.cp[0] > 1)
         self.largest, self.nodes = float(largest_bytes(mine)[0]), 1

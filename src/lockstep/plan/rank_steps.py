@@ -57,17 +57,22 @@ def _backward(rank: RankSizes, found: dict[str, float], chunk: int, sums: float)
     """The moments of B, at whose end the gradients of embedding or head may be given away."""
     left = found["activations"] - rank.full[chunk]
     one, late = rank.passes[chunk], rank.late[chunk]
-    head = rank.words * (rank.given[chunk] and rank.groups[chunk] == rank.ends)
+    last, waiting = rank.groups[chunk] == rank.ends, rank.waiting_ends(rank.groups[chunk])
+    head = rank.words * (rank.given[chunk] and last)
     embedded = rank.words * (rank.groups[chunk] == 0 and not rank.waiting_ends(0))
-    # The output gradients of the last layer's MLP are kept for W while its activations are still there.
-    first = rank.full[chunk] + rank.beside, _working(rank, one.begins_again)
-    held = [first, (late + head, min(rank.working, rank.light)), (late + embedded, rank.calm)]
+    held = [
+        (rank.full[chunk] + _beside(rank, chunk), _working(rank, one.begins_again)),
+        (late + head, min(rank.working, rank.light)),
+        (late + embedded, rank.calm),
+    ]
     if rank.gather:
         held.append((rank.full[chunk], rank.gather + rank.calm / 2))
     if rank.copies:  # of experts whose products are not put off all gradients are there before the first is given away
         held.append((late + head + rank.experts * one.layers, rank.calm))
     for own, part, again in (*one.moments(rank.inputs), *one.last()):
-        held.append((own + part * late + head, _working(rank, again) + rank.put_off * again))
+        # The gradient of the head is there since the loss, that of the embedding comes last.
+        put_off = part * (late - rank.words * waiting) + rank.words * last
+        held.append((own + put_off, _working(rank, again)))
     each = [found | {"activations": left + own, "working": working} for own, working in held]
     if rank.given[chunk]:
         closed = rank.tail * (rank.groups[chunk] == rank.ends)
@@ -105,7 +110,8 @@ def _weights(
 def _grow(rank: RankSizes, found: dict[str, float], chunk: int, sums: float, growing: float) -> list[dict[str, float]]:
     """The moments of BW, in which the gradient grows while what the micro-batch held goes."""
     left = found["activations"] - rank.full[chunk]
-    grown = [found | {"working": _working(rank, rank.passes[chunk].begins_again)}]
+    working = _working(rank, rank.passes[chunk].begins_again)
+    grown = [found | {"activations": found["activations"] + _beside(rank, chunk), "working": working}]
     grown.append(found | {"activations": left, "gradients": sums + growing + rank.meet})
     for own, part, again in rank.passes[chunk].moments():
         now = {"activations": left + own, "gradients": sums + growing * part}
@@ -145,6 +151,11 @@ def _exchange(
         moments += [(left + own, sums + layer + grows * part + rank.words * last, rank.calm)]
     freed = [found | {"activations": held, "gradients": g, "working": w} for held, g, w in moments]
     return [found | {"working": _working(rank, one.begins_again)}, *freed]
+
+
+def _beside(rank: RankSizes, chunk: int) -> float:
+    """As the backward of a chunk begins: gradients of the last layer's MLP beside all that the layer keeps."""
+    return 0.0 if rank.passes[chunk].begins_again else rank.beside
 
 
 def _working(rank: RankSizes, again: bool) -> float:
