@@ -73,8 +73,14 @@ struct KeyBlock {
 };
 
 // Which keys of block b each row of the group sees: those from its window's start (0: none) to its own position.
-// Returns whether any row sees one.
+// Returns whether any row sees one. Positions ascend with the rows.
 inline bool see(Group& g, int64_t b, int64_t window) {
+  const int64_t last = g.position[g.rows - 1];
+  if (g.position[0] >= (b + 1) * BLOCK - 1 && (!window || last - window + 1 <= b * BLOCK)) {
+    std::fill_n(g.low, g.rows, 0);
+    std::fill_n(g.high, g.rows, BLOCK);
+    return g.whole = true;
+  }
   bool any = false;
   g.whole = true;
   for (int64_t i = 0; i < g.rows; i++) {
