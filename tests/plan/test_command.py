@@ -17,7 +17,7 @@ def test_plan(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "best  " in text
     assert "memory  " in text
-    assert text.count("% slower") == 2
+    assert text.count("% slower:") == 2
     assert load_plan(out).layout.tp == 2
     assert load_plan(out).batch.tokens == 4 << 20
     assert sorted(file.name for file in tmp_path.iterdir()) == ["plan.html", "plan.trace.json", "plan.yaml"]

@@ -4,21 +4,23 @@ search, Plan, load_plan       the best few strategies for a model on a cluster; 
 predict, Layout, Batch        step time and memory of one strategy
 rank_memory                   memory of one rank at every step of its schedule
 calibrate, Coefficients       a few measured steps correct the description of a cluster
-load_cluster, model_shape     descriptions: devices and links; sizes of models
+search_to_run, Found          the same of what this version's trainer runs, and what would be faster beyond it
+load_cluster, model_shape     descriptions: devices and links; sizes of models; Cluster of Device and Level, ModelShape
 activation_bytes              activation memory in closed form
-schedule, Table, StageTimes   pipeline schedules as values (made in ``lockstep.parallel.schedules``)
-balance, BalanceProblem       layers per stage and recompute per stage under the memory of every device
-simulate, Simulation          when every step of a table starts and ends, and the memory over time
+schedule, Table, StageTimes   pipeline schedules as values of Steps (made in ``lockstep.parallel.schedules``)
+balance, BalanceProblem       layers per stage and recompute per stage under the memory of every device; of
+                              Layers with ways to Keep them, and an End before and behind them
+simulate, Simulation, Event   when every step of a table starts and ends, and the memory over time
 search_schedule               a table for uneven stage times under a memory cap
 timeline_html, trace          a simulation as a page to pan and zoom, and as a trace for Perfetto; save_timeline
 """
 
-from lockstep.parallel.schedules import StageTimes, Table, schedule
+from lockstep.parallel.schedules import StageTimes, Step, Table, schedule
 from lockstep.plan.activations import activation_bytes
 from lockstep.plan.balance import Balance, balance
-from lockstep.plan.balance_problem import BalanceProblem
+from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers
 from lockstep.plan.calibrate import Measured, calibrate
-from lockstep.plan.cluster import Cluster, load_cluster
+from lockstep.plan.cluster import Cluster, Device, Level, load_cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.layout import Batch, Layout
 from lockstep.plan.named_shape import model_shape
@@ -28,9 +30,9 @@ from lockstep.plan.rank_memory import RankMemory, rank_memory
 from lockstep.plan.search import search
 from lockstep.plan.search_schedule import search_schedule
 from lockstep.plan.shape import ModelShape
-from lockstep.plan.simulate import Simulation, simulate
+from lockstep.plan.simulate import Event, Simulation, simulate
 from lockstep.plan.timeline import save_timeline, timeline_html, timeline_text, trace
-from lockstep.plan.to_run import search_to_run
+from lockstep.plan.to_run import Found, search_to_run
 
 __all__ = [
     "Balance",
@@ -38,7 +40,14 @@ __all__ = [
     "Batch",
     "Cluster",
     "Coefficients",
+    "Device",
+    "End",
+    "Event",
+    "Found",
+    "Keep",
+    "Layers",
     "Layout",
+    "Level",
     "Measured",
     "ModelShape",
     "Plan",
@@ -46,6 +55,7 @@ __all__ = [
     "RankMemory",
     "Simulation",
     "StageTimes",
+    "Step",
     "Table",
     "activation_bytes",
     "balance",

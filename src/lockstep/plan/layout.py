@@ -109,8 +109,8 @@ class Layout:
         if self.pp > 1:
             parts.append(self.schedule + (f" x{self.chunks}" if self.chunks > 1 else ""))
         kinds: list[str] = [] if self.recompute == "none" and any(self.recomputed) else [self.recompute]
-        kinds += [f"{_counts(self.recomputed)} layers"] if any(self.recomputed) else []
-        away = [f"offload {_counts(self.offloaded)} layers"] if any(self.offloaded) else []
+        kinds += [_counts(self.recomputed)] if any(self.recomputed) else []
+        away = [f"offload {_counts(self.offloaded)}"] if any(self.offloaded) else []
         buckets = [f"buckets of {self.bucket_mb} MB"] if self.bucket_mb != BUCKET_MB else []
         groups = [f"gradient groups {self.gradient_groups}"] if self.gradient_groups else []
         return " ".join([*parts, f"recompute {' + '.join(kinds)}", *away, *buckets, *groups])
@@ -124,8 +124,9 @@ PER_STAGE = ("layers_per_stage", "recompute_per_stage", "offload_per_stage")
 
 
 def _counts(by_stage: tuple[int, ...]) -> str:
-    """One number if it is that of every stage: ``3``, otherwise ``3/3/1/0``."""
-    return "/".join(map(str, by_stage if len(set(by_stage)) > 1 else by_stage[:1]))
+    """One number if it is that of every stage: ``3 layers``, otherwise ``3/3/1/0 layers``."""
+    shown = by_stage if len(set(by_stage)) > 1 else by_stage[:1]
+    return f"{'/'.join(map(str, shown))} layer{'s' * (shown != (1,))}"
 
 
 def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) -> None:

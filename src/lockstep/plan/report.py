@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from lockstep.plan.cluster import Cluster, cluster_of
+from lockstep.plan.layout import PER_STAGE, Layout
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction
 from lockstep.quantities import duration, parameters, size
 
+TERMS = (
+    "MFU: FLOPs that the model needs (none for recomputation) over what the devices' peak rate makes in a step",
+    "bubble: the share of the whole step in which the busiest stage waits for others",
+    "communication: what of it nothing hides; memory: of the fullest rank, at its fullest moment",
+)
+"""What the words of a report mean."""
 _SMALL = 0.0005
+_TIGHT, _ROOMY = 0.02, 0.05
+"""A plan is told to be tight that leaves a smaller share of the memory, and another named that leaves a larger one."""
 
 
 def report(plans: Sequence[Plan], cluster: str | Cluster) -> str:
@@ -27,8 +36,49 @@ def report(plans: Sequence[Plan], cluster: str | Cluster) -> str:
         lines += ["", "next"]
     for rank, plan in enumerate(plans[1:], start=2):
         lines += [f"{rank:3d}.  {plan.layout.describe()}", f"      {plan.worse}", *_details(plan, room)]
-    lines += ["", "communication: what of it nothing hides; memory: of the fullest rank, at its fullest moment"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"\n{line}" for line in tight(plans, place)), "", *TERMS])
+
+
+def tight(plans: Sequence[Plan], cluster: Cluster) -> list[str]:
+    """Lines that say how close the best plan is to the memory's limit, and what leaves more; none where it isn't."""
+    best, room = plans[0], cluster.device.capacity / 1e9
+    free = room - best.prediction.memory_gb
+    if free >= _TIGHT * room:
+        return []
+    full = cluster.device.memory_gb * 2**30 / 1e9
+    said = (
+        f"The best plan leaves {free:.1f} of {room:.1f} GB ({100 * free / room:.1f} %) free. Counted in are "
+        f"{best.prediction.memory_parts['margin']:.1f} GB that an allocator may lose (margin), and the other "
+        f"{full - room:.1f} GB of a device's {full:.1f} are left alone. `lockstep dryrun --plan` counts a rank "
+        "tensor by tensor."
+    )
+    for rank, plan in enumerate(plans[1:], start=2):
+        held = plan.prediction.memory_gb
+        if held <= (1 - _ROOMY) * room:
+            pinned = " ".join(f"--pin {key}={value}" for key, value in as_pins(plan.layout).items())
+            slower = 100 * (plan.prediction.step_s / best.prediction.step_s - 1)
+            return [f"{said} For more room take plan {rank} ({held:.1f} GB, {slower:.1f} % slower): {pinned}"]
+    return [f"{said} {_ways(best.layout)}"]
+
+
+def as_pins(layout: Layout) -> dict[str, str]:
+    """Pins with which a search finds this layout and no other: all degrees, and what it saves memory with."""
+    keys = ["pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch"]
+    keys += ["schedule", "chunks"] if layout.pp > 1 else []
+    keys += ["recompute"]
+    keys += ["recompute_layers"] if layout.recompute != "full" and not layout.recompute_per_stage else []
+    keys += ["offload_layers"] if layout.recompute != "full" and not layout.offload_per_stage else []
+    keys += [key for key in PER_STAGE if getattr(layout, key)]
+    said = {key: getattr(layout, key) for key in keys}
+    return {key: ",".join(map(str, value)) if isinstance(value, tuple) else str(value) for key, value in said.items()}
+
+
+def _ways(layout: Layout) -> str:
+    """Which pins make the layout leaner."""
+    ways = [f"--pin micro_batch={layout.micro_batch // 2}"] if layout.micro_batch > 1 else []
+    ways += ["--pin recompute=full"] if layout.recompute != "full" else []
+    ways += [f"--pin fsdp={layout.fsdp + 1}"] if layout.fsdp < 3 and layout.dp > 1 else []
+    return f"For more room: {' or '.join(ways)}" if ways else "For more room take more devices"
 
 
 def _details(plan: Plan, room: float) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 from math import inf, nextafter
 from pathlib import Path
@@ -18,18 +19,27 @@ from lockstep.plan.yaml_file import check_can_write
 
 
 def timeline_html(
-    simulation: Simulation, title: str | None = None, unit: str = "", memory_unit: str = "", held: str = "activations"
+    simulation: Simulation,
+    title: str | None = None,
+    unit: str = "",
+    memory_unit: str = "",
+    held: str = "activations",
+    facts: Mapping[str, str] | None = None,
 ) -> str:
     """A page with one lane per device and what it holds below: drag to pan, wheel to zoom, hover for a step.
 
     It loads nothing from the network. ``unit``: of time, ``memory_unit``: of what is held, ``held``: what that is, for
-    the labels.
+    the labels. ``facts``: names and values for the page's head instead of the simulation's own.
     """
     instance(simulation, Simulation, "timeline: simulation")
     title = title or simulation.table.name
     data = json.dumps(_page_data(simulation, unit, memory_unit, held), separators=(",", ":")).replace("</", "<\\/")
+    facts = (
+        _facts(simulation, unit, memory_unit, held) if facts is None else instance(facts, Mapping, "timeline: facts")
+    )
+    said = "".join(f"<span>{escape(key)} <b>{escape(value)}</b></span>" for key, value in facts.items())
     page = PAGE.replace("@TITLE@", escape(title)).replace("@DATA@", data)
-    return page.replace("@FACTS@", _facts(simulation, unit, memory_unit, held)).replace("@HELD@", escape(held))
+    return page.replace("@FACTS@", said).replace("@HELD@", escape(held))
 
 
 def timeline_text(simulation: Simulation, columns: int = 100) -> str:
@@ -138,14 +148,13 @@ def _short(number: float) -> float:
     return float(f"{number:.7g}")
 
 
-def _facts(simulation: Simulation, unit: str, memory_unit: str, held: str) -> str:
+def _facts(simulation: Simulation, unit: str, memory_unit: str, held: str) -> dict[str, str]:
     table = simulation.table
-    facts = {
-        "devices": f"{table.stages} x {table.chunks}" if table.chunks > 1 else str(table.stages),
+    return {
+        "stages": f"{table.stages} of {table.chunks} chunks" if table.chunks > 1 else str(table.stages),
         "micro-batches": str(table.micro_batches),
-        "makespan": f"{simulation.makespan:.6g} {unit}",
-        "longest span": f"{simulation.max_span:.6g} {unit}",
-        "bubble": f"{simulation.bubble_rate:.2%}",
+        "makespan": f"{simulation.makespan:.4g} {unit}",
+        "longest span of a device": f"{simulation.max_span:.4g} {unit}",
+        "bubble, of that span": f"{100 * simulation.bubble_rate:.1f} %",
         f"peak {held}": f"{simulation.peak_activation:.4g} {memory_unit}",
     }
-    return "".join(f"<span>{escape(key)} <b>{escape(value)}</b></span>" for key, value in facts.items())

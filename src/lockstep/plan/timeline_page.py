@@ -11,7 +11,8 @@ PAGE = """<!doctype html>
 body { margin: 0; background: var(--back); color: var(--ink); font: 14px/1.4 system-ui, sans-serif; }
 header { padding: 14px 18px 6px; }
 h1 { font-size: 18px; margin: 0 0 4px; }
-header span { margin-right: 18px; color: var(--soft); white-space: nowrap; }
+h1 { overflow-wrap: anywhere; }
+header div { display: flex; flex-wrap: wrap; gap: 0 18px; color: var(--soft); }
 header b { color: var(--ink); font-weight: 600; }
 #key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin: 0 5px 0 0; }
 canvas { display: block; width: 100%; cursor: grab; touch-action: none; outline: none; }
@@ -30,7 +31,7 @@ lane is what the device holds: @HELD@.</footer>
 const data = JSON.parse(document.getElementById("data").textContent);
 const view = document.getElementById("view"), tip = document.getElementById("tip"), pen = view.getContext("2d");
 const NAMES = { F: "forward", B: "input gradient", W: "weight gradient", BW: "full backward", O: "overlapped" };
-const COLOURS = { F: [214, 74, 56], B: [152, 48, 40], W: [36, 80, 52], BW: [174, 45, 38], O: [270, 45, 58] };
+const COLOURS = { F: [214, 74, 56], B: [152, 48, 40], W: [36, 80, 46], BW: [338, 45, 46], O: [268, 45, 58] };
 const LEFT = 46, TOP = 26, LANE = 26, MEMORY = 20, GAP = 8, ROW = LANE + MEMORY + GAP;
 const kind = step => step[0].includes("&") ? "O" : step[1];
 const colour = (k, chunk) => { const [h, s, l] = COLOURS[k]; return `hsl(${h} ${s}% ${l + 9 * Math.min(chunk, 3)}%)`; };
