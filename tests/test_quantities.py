@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.quantities import duration, entries, operations, parameters, size
+from lockstep.quantities import counted, duration, entries, operations, parameters, size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,9 @@ from lockstep.quantities import duration, entries, operations, parameters, size
         (duration(0.99999), "1 s"),
         (duration(4.1302), "4.13 s"),
         (duration(12345.6), "12,346 s"),
+        (counted(1, "micro-batch"), "1 micro-batch"),
+        (counted(2, "micro-batch"), "2 micro-batches"),
+        (counted(0, "layer"), "0 layers"),
         (entries(1), "1 entry"),
         (entries(0), "0 entries"),
     ],

@@ -25,6 +25,11 @@ def duration(seconds: float) -> str:
     )
 
 
+def counted(count: int, what: str) -> str:
+    """``1 layer``, ``2 layers``, ``2 micro-batches``."""
+    return f"{count} {what}" + ("" if count == 1 else "es" if what.endswith(("ch", "sh", "x", "s")) else "s")
+
+
 def entries(count: int) -> str:
     """``1 entry``, ``2 entries``."""
     return f"{count} {'entry' if count == 1 else 'entries'}"

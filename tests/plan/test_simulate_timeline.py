@@ -52,6 +52,8 @@ def test_a_timeline_that_cannot_be_written_is_told(simulation, tmp_path):
     for place, why in ((tmp_path / "none" / "t.html", "there is no directory"), (tmp_path, "it is a directory")):
         with pytest.raises(LockstepError, match=f"cannot write {place}: {why}.*Choose another path"):
             save_timeline(simulation, place)
+    with pytest.raises(LockstepError, match="path is 3; give the path"):
+        save_timeline(simulation, 3)
 
 
 def test_trace_holds_steps_memory_and_messages(simulation, tmp_path):

@@ -8,6 +8,7 @@ from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, ModelShape, load_cluster, load_plan, predict, rank_memory, search
 from lockstep.plan.refine import layers_of_chunks
 from lockstep.plan.report import report
+from lockstep.plan.stage_balance import _first
 
 SHAPE = ModelShape("m", 24, 4096, 32, 32000, intermediate=14336, kv_heads=8, gated=True, tied=False)
 BATCH = Batch(32, 8192)
@@ -19,6 +20,21 @@ def cluster(gb: float, host_gb: float = 0.0):
     """Eight devices with so much memory each, and beside it in the host behind a fast link."""
     place = load_cluster("8xH100")
     return replace(place, device=replace(place.device, memory_gb=gb, host_memory_gb=host_gb, host_gb_s=450.0))
+
+
+@pytest.mark.parametrize("bend", [0.0, 0.3, 3.0])
+def test_the_first_number_that_fits_is_found_in_few_looks(bend):
+    """Along a line, and where the line bends."""
+    for high in (1, 2, 20, 61):
+        for first in range(1, high + 1):
+            looks = set()
+
+            def over(n, first=first, looks=looks):
+                looks.add(n)
+                return (first - n - 0.5) * (1 if n < first else 1 + bend)
+
+            assert _first(high, over) == first
+            assert len(looks - {0, high}) <= (2 if not bend else 3 + high.bit_length())
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,10 @@ CALLS: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "model_shape": (model_shape, {"given": "llama3-8b"}),
     "load_cluster": (plan.load_cluster, {"given": "8xH100"}),
     "balance": (plan.balance, {"problem": json.loads(GOLDEN.read_text())}),
-    "timeline_html": (plan.timeline_html, {"simulation": RUN}),
+    "timeline_html": (plan.timeline_html, {"simulation": RUN, "title": "t", "unit": "s", "memory_unit": "GB",
+                                            "held": "memory", "facts": {"a": "b"}}),
     "timeline_text": (plan.timeline_text, {"simulation": RUN, "columns": 20}),
-    "trace": (plan.trace, {"simulation": RUN, "seconds_per_unit": 1.0}),
+    "trace": (plan.trace, {"simulation": RUN, "seconds_per_unit": 1.0, "held": "memory"}),
 }  # fmt: skip
 
 
@@ -104,6 +105,8 @@ def pinned(**pins: object) -> object:
         (lambda: schedule("1f1b", 8, 10**12), "a schedule has at most 4,194,304. Give fewer, larger micro-batches"),
         (lambda: simulate(TABLE, StageTimes(float("nan"), 1, 1)), r"times\.f is nan; give a finite number"),
         (lambda: plan.predict("llama3-8b", Layout(dp=8.0), "8xH100", Batch(8, 64)), r"layout: dp is 8\.0; give"),  # type: ignore[arg-type]
+        (lambda: plan.predict(SHAPE, Layout(recompute_layers=3, offload_layers=2), "1xH100", Batch(8, 64)),
+         "recompute_layers 3 and offload_layers 2 are of 5 layers, and tiny has 4"),
         (lambda: pinned(tp="²"), "pin tp=²: expected a whole number"),
         (lambda: plan.search("llama3-8b", "8xH100", **ASKED, pins=[]), r"pins is \[\]; give a Mapping"),  # type: ignore[arg-type]
         (lambda: plan.search("llama3-8b", "8xH100", **ASKED, pins=0), "pins is 0; give a Mapping"),  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ _RIGHTS = "check its rights, or choose another path"
 _SPACE = "free some space, or choose another disk"
 _SYSTEM = {
     errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS, errno.EROFS: _RIGHTS, errno.ENOSPC: _SPACE, errno.EDQUOT: _SPACE,
+    errno.ENAMETOOLONG: "choose a shorter name", errno.ELOOP: "its links lead round in a circle; choose another path",
     errno.ENOMEM: "ask for less of this machine's memory, such as a smaller model, batch or kv_memory",
 }  # fmt: skip
 """What the system refuses is no bug, wherever it is met."""
@@ -72,13 +73,23 @@ def _explain(error: Exception) -> tuple[int, str]:
     if hasattr(error, "format_message"):  # what typer raises for wrong usage; its class moved between versions
         context = getattr(error, "ctx", None)
         page = f"{context.command_path} --help" if context else "lockstep --help"
-        return 2, f"lockstep: {error.format_message()} ({page} lists what there is)"
+        return 2, f"lockstep: {_not_converted(error) or error.format_message()} ({page} lists what there is)"
     if isinstance(error, OSError) and error.errno in _SYSTEM:
         place = f"{error.filename}: " if error.filename else ""
         return 2, f"lockstep: {place}{error.strerror}: {_SYSTEM[error.errno]}"
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # PyTorch raises RuntimeError
         return 2, f"lockstep: this machine's memory is too small ({error}): make the model or the batch smaller"
     return 1, f"lockstep: this is a bug: {type(error).__name__}: {error} (--debug shows the traceback)"
+
+
+def _not_converted(error: Exception) -> str:
+    """Of an option's value that is none of its type: the option and the value, which typer's own message lacks."""
+    errors, parameter = getattr(error.__context__, "errors", None), getattr(error, "param", None)
+    if errors is None or parameter is None:  # errors: of pydantic, which typer converts with
+        return ""
+    wrong = errors()[0]
+    expected = wrong["msg"].removeprefix("Input ").partition(",")[0]
+    return f"{' / '.join(parameter.opts)} {str(wrong['input'])!r}: it {expected}"
 
 
 def _take_debug(arguments: list[str]) -> tuple[bool, list[str]]:

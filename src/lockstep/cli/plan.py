@@ -186,6 +186,7 @@ def _calibrate(measured: Path | None, cluster: str, out: Path, force: bool) -> N
     from lockstep.plan.coefficients import FACTOR_ON, save_coefficients
     from lockstep.plan.fit_report import fit_text
     from lockstep.plan.former import check_target
+    from lockstep.quantities import counted
 
     if measured is None:
         raise LockstepError("plan calibrate needs a file of measured steps: lockstep plan calibrate steps.yaml.")
@@ -196,7 +197,7 @@ def _calibrate(measured: Path | None, cluster: str, out: Path, force: bool) -> N
         gained = fit_text(rows, place, found)
     with _writing():
         save_coefficients(found, out)
-    typer.echo(f"fitted {len(rows)} measured step{'s' * (len(rows) > 1)} on {cluster}; wrote {out}\n{gained}\n")
+    typer.echo(f"fitted {counted(len(rows), 'measured step')} on {cluster}; wrote {out}\n{gained}\n")
     typer.echo("factors, 1 being as described:")
     for name, value in found.factors().items():
         typer.echo(f"  {name:20s} {value:.3f}  on {FACTOR_ON[name]}")

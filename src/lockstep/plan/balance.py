@@ -14,6 +14,7 @@ from lockstep.plan.balance_exact import ExactBalance
 from lockstep.plan.balance_problem import BalanceProblem, Keep, Layers
 from lockstep.plan.balance_program import Solution, solve
 from lockstep.plan.simulate import Simulation, simulate
+from lockstep.quantities import counted
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Balance:
         words = []
         for group, count in enumerate(self.layers):
             ways = ", ".join(f"{n} {keep.name}" for keep, n in self._of(group) if n)
-            words.append(f"group {group}: {count} layers ({ways})")
+            words.append(f"group {group}: {counted(count, 'layer')} ({ways})")
         return "\n".join([title, *words])
 
     @property

@@ -16,6 +16,7 @@ from lockstep.plan.factoring import cannot_factor
 from lockstep.plan.layout import PER_STAGE, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
 from lockstep.plan.pins import Pins, divisors
 from lockstep.plan.shape import ModelShape
+from lockstep.quantities import counted
 
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 8)
@@ -130,7 +131,7 @@ def _tensor(shape: ModelShape, cluster: Cluster, pins: Pins) -> list[int]:
 def _context(batch: Batch, cluster: Cluster, pins: Pins) -> list[int]:
     if "cp" in pins:
         if batch.seq % pins["cp"]:
-            raise LockstepError(f"pin cp={pins['cp']} does not divide the sequence of {batch.seq} tokens.")
+            raise LockstepError(f"pin cp={pins['cp']} does not divide the sequence of {counted(batch.seq, 'token')}.")
         return [pins["cp"]]
     powers = [2**n for n in range(11)]
     return [n for n in powers if n == 1 or (batch.seq % n == 0 and batch.seq // n >= _SHORTEST_SLICE)]

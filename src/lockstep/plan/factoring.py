@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.layout import Batch
 from lockstep.plan.shape import ModelShape
+from lockstep.quantities import counted
 
 Factors = Callable[[Cluster, Batch, Mapping[str, Any]], bool]
 """Whether some layout of these devices, this batch and these pins exists."""
@@ -28,8 +29,8 @@ def cannot_factor(
         *_devices(cluster, batch, pins, factors),
     ]
     return (
-        f"{cluster.devices} devices do not factor into pp x dp x cp x tp for {shape.name}{pinned} and "
-        f"{batch.sequences} sequences of {batch.seq} tokens. "
+        f"{counted(cluster.devices, 'device')} do not factor into pp x dp x cp x tp for {shape.name}{pinned} and "
+        f"{counted(batch.sequences, 'sequence')} of {counted(batch.seq, 'token')}. "
         + (f"Any one of these does: {'; '.join(fixes)}." if fixes else f"{_rules(shape, batch)}.")
     )
 
@@ -55,7 +56,7 @@ def _batches(
     for counts in (lower, upper):
         for count in counts[:_TRIES]:
             if factors(cluster, replace(batch, sequences=count), pins):
-                yield f"a global batch of {count * batch.seq} tokens ({count} sequences)"
+                yield f"a global batch of {counted(count * batch.seq, 'token')} ({counted(count, 'sequence')})"
                 break
 
 
@@ -72,7 +73,7 @@ def _devices(cluster: Cluster, batch: Batch, pins: Mapping[str, Any], factors: F
 def _rules(shape: ModelShape, batch: Batch) -> str:
     """What any layout keeps to, where no single change was found."""
     return (
-        f"tp must divide {shape.heads} heads, pp be at most {shape.layers} layers, and dp x micro_batch divide "
-        f"{batch.sequences} sequences; schedules in a V need 2 x pp micro-batches of every replica, and interleaved "
-        "ones a multiple of pp. Change several: devices, global batch, pins"
+        f"tp must divide {shape.heads} heads, pp be at most {counted(shape.layers, 'layer')}, and dp x micro_batch "
+        f"divide {counted(batch.sequences, 'sequence')}; schedules in a V need 2 x pp micro-batches of every replica, "
+        "and interleaved ones a multiple of pp. Change several: devices, global batch, pins"
     )

@@ -9,6 +9,7 @@ from lockstep.config.parallel import BUCKET_MB
 from lockstep.errors import LockstepError
 from lockstep.given import instance, whole
 from lockstep.plan.shape import ModelShape
+from lockstep.quantities import counted
 
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -126,7 +127,7 @@ PER_STAGE = ("layers_per_stage", "recompute_per_stage", "offload_per_stage")
 def _counts(by_stage: tuple[int, ...]) -> str:
     """One number if it is that of every stage: ``3 layers``, otherwise ``3/3/1/0 layers``."""
     shown = by_stage if len(set(by_stage)) > 1 else by_stage[:1]
-    return f"{'/'.join(map(str, shown))} layer{'s' * (shown != (1,))}"
+    return counted(shown[0], "layer") if len(shown) == 1 else f"{'/'.join(map(str, shown))} layers"
 
 
 def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) -> None:
@@ -139,11 +140,17 @@ def check_layout(layout: Layout, shape: ModelShape, batch: Batch, devices: int) 
         )
     problems = (
         (shape.heads % layout.tp, f"tp {layout.tp} does not divide the {shape.heads} attention heads"),
-        (layout.pp > shape.layers, f"pp {layout.pp} exceeds the {shape.layers} layers"),
+        (layout.pp > shape.layers, f"pp {layout.pp} exceeds the {counted(shape.layers, 'layer')}"),
+        (
+            (together := layout.recompute_layers + layout.offload_layers) > shape.layers,
+            f"recompute_layers {layout.recompute_layers} and offload_layers {layout.offload_layers} are of {together} "
+            f"layers, and {shape.name} has {shape.layers}: what is recomputed is not offloaded",
+        ),
         (batch.seq % layout.cp, f"cp {layout.cp} does not divide the sequence of {batch.seq}"),
         (
             batch.sequences % (layout.dp * layout.micro_batch),
-            f"dp {layout.dp} x micro_batch {layout.micro_batch} does not divide the {batch.sequences} sequences",
+            f"dp {layout.dp} x micro_batch {layout.micro_batch} does not divide the "
+            f"{counted(batch.sequences, 'sequence')}",
         ),
         *_group_problems(layout, batch),
         (layout.ep > 1 and shape.experts % layout.ep, f"ep {layout.ep} does not divide the {shape.experts} experts"),
@@ -177,7 +184,7 @@ def _group_problems(layout: Layout, batch: Batch) -> tuple[tuple[bool, str], ...
     """What is wrong with canonical groups, and the words."""
     each, groups = batch.sequences // layout.micro_batch, layout.groups(batch)
     return (
-        (each % groups > 0, f"gradient_groups {groups} does not divide the {each} micro-batches of a step"),
+        (each % groups > 0, f"gradient_groups {groups} does not divide the {counted(each, 'micro-batch')} of a step"),
         (
             layout.fsdp < 2 and groups % layout.dp > 0,
             f"dp {layout.dp} does not divide gradient_groups {groups}, of which each replica takes whole ones",
@@ -218,4 +225,4 @@ def _check_numbers(layout: Layout, shape: ModelShape, batch: Batch) -> None:
     singles = {name: (getattr(layout, name),) for name in ("recompute_layers", "offload_layers")}
     for name, counts in (singles | lists).items():
         for count in counts:
-            whole(count, f"layout: {name} (of a model of {shape.layers} layers)", least=0, most=shape.layers)
+            whole(count, f"layout: {name} (of a model of {counted(shape.layers, 'layer')})", least=0, most=shape.layers)

@@ -14,6 +14,7 @@ from lockstep.given import instance
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.layout import MOST, PER_STAGE, RECOMPUTE, SCHEDULES, TWO_CHUNKS, Batch
 from lockstep.plan.shape import ModelShape
+from lockstep.quantities import counted
 
 Pins = Mapping[str, Any]
 
@@ -21,7 +22,7 @@ PINNABLE = (
     "pp", "dp", "cp", "tp", "ep", "fsdp", "micro_batch", "schedule", "chunks", "recompute", "recompute_layers",
     "offload_layers", "sequence_parallel", "bucket_mb", "gradient_groups", *PER_STAGE,
 )  # fmt: skip
-_RANGES = {"fsdp": (0, 3), "sequence_parallel": (0, 1)}
+_RANGES = {"fsdp": (0, 3)}
 """Of pinned numbers: others are 1 to ``MOST``."""
 _DIGITS = re.compile("-?[0-9]+")
 _LONGEST = 20
@@ -44,6 +45,9 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
                 raise LockstepError(f"pin {key}={value}: expected one of {', '.join(words)}.")
             fixed[key] = value
             continue
+        if key == "sequence_parallel":
+            fixed[key] = _switch(key, value)
+            continue
         fixed[key] = _whole(key, value, (0, shape.layers) if key in _OF_LAYERS else _RANGES.get(key, (1, MOST)))
     if fixed.get("recompute") == "full" and fixed.get("offload_layers"):
         raise LockstepError(
@@ -55,13 +59,19 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
             f"pins recompute=full and recompute_layers={fixed['recompute_layers']}: full recomputes every layer. Drop "
             "one, or pin recompute=none and recompute_layers."
         )
+    if (together := sum(fixed.get(key, 0) for key in _OF_LAYERS)) > shape.layers:
+        raise LockstepError(
+            f"pins recompute_layers={fixed['recompute_layers']} and offload_layers={fixed['offload_layers']} are of "
+            f"{counted(together, 'layer')}, and {shape.name} has {shape.layers}: what is recomputed is not offloaded. "
+            "Pin fewer."
+        )
     _check_stages(shape, fixed)
     _check_experts(shape, fixed)
     _check_schedule(shape, fixed)
     if batch.sequences % fixed.get("micro_batch", 1):
         raise LockstepError(
-            f"pin micro_batch={fixed['micro_batch']} does not divide the {batch.sequences} sequences of a step: pin a "
-            "divisor, or change the global batch."
+            f"pin micro_batch={fixed['micro_batch']} does not divide the "
+            f"{counted(batch.sequences, 'sequence')} of a step: pin a divisor, or change the global batch."
         )
     degrees = {key: fixed[key] for key in ("pp", "dp", "cp", "tp") if key in fixed}
     together = prod(degrees.values())
@@ -71,7 +81,7 @@ def check_pins(pins: Pins, shape: ModelShape, cluster: Cluster, batch: Batch) ->
         options = divisors(cluster.devices)
         shown = ", ".join(map(str, options[:12])) + (", ..." if len(options) > 12 else "")
         raise LockstepError(
-            f"pinned {said}{total} does not divide the {cluster.devices} devices: pin a divisor of "
+            f"pinned {said}{total} does not divide the {counted(cluster.devices, 'device')}: pin a divisor of "
             f"{cluster.devices} ({shown})."
         )
     return fixed
@@ -90,6 +100,14 @@ def _whole(key: str, value: Any, span: tuple[int, int]) -> int:
     return found
 
 
+def _switch(key: str, value: Any) -> int:
+    """0 or 1, which a Python caller may give as a bool and the command line as a word."""
+    found = {"0": 0, "false": 0, "1": 1, "true": 1}.get(str(value).lower())
+    if found is None:
+        raise LockstepError(f"pin {key}={value!s:.60}: expected 0 or 1.")
+    return found
+
+
 def _list(key: str, value: Any, shape: ModelShape) -> tuple[int, ...]:
     """A pinned number for each stage, which the command line has as text: 9,8,8,7."""
     parts = value.split(",") if isinstance(value, str) else value
@@ -99,7 +117,8 @@ def _list(key: str, value: Any, shape: ModelShape) -> tuple[int, ...]:
     each = tuple(_whole(key, part.strip() if isinstance(part, str) else part, (least, shape.layers)) for part in parts)
     if key == "layers_per_stage" and sum(each) != shape.layers:
         raise LockstepError(
-            f"pin {key}={','.join(map(str, each))}: these are {sum(each)} layers, and {shape.name} has {shape.layers}."
+            f"pin {key}={','.join(map(str, each))}: these are {counted(sum(each), 'layer')}, and "
+            f"{shape.name} has {shape.layers}."
         )
     return each
 
@@ -111,8 +130,8 @@ def _check_stages(shape: ModelShape, pins: dict[str, Any]) -> None:
             continue
         if pins.setdefault("pp", len(pins[key])) != len(pins[key]):
             raise LockstepError(
-                f"pin {key}={','.join(map(str, pins[key]))} has {len(pins[key])} numbers for {pins['pp']} stages: give "
-                "one for each stage."
+                f"pin {key}={','.join(map(str, pins[key]))} has {counted(len(pins[key]), 'number')} for "
+                f"{counted(pins['pp'], 'stage')}: give one for each stage."
             )
     twice = [("recompute_per_stage", "recompute_layers"), ("offload_per_stage", "offload_layers")]
     for key, other in twice:
@@ -150,14 +169,14 @@ def _check_schedule(shape: ModelShape, pins: Pins) -> None:
     several = name in TWO_CHUNKS or (chunks or 1) > 1
     said = " ".join(f"{key}={pins[key]}" for key in ("pp", "schedule", "chunks") if key in pins)
     if name not in (None, "interleaved") and chunks not in (None, its := 2 if name in TWO_CHUNKS else 1):
-        raise LockstepError(f"pins {said}: {name} has {its} chunk{'s' * (its > 1)} per stage. Drop the pin of chunks.")
+        raise LockstepError(f"pins {said}: {name} has {counted(its, 'chunk')} per stage. Drop the pin of chunks.")
     if several and pp == 1:
         raise LockstepError(f"pins {said}: chunks need a pipeline. Pin pp to at least 2, or drop it.")
     least = (pp or 2) * (chunks or 2) if several else pp or 1
     if least > shape.layers:
         raise LockstepError(
-            f"pins {said}: {least} chunks of at least one layer do not come from the {shape.layers} layers of "
-            f"{shape.name}. Pin fewer stages or chunks."
+            f"pins {said}: {least} chunks of at least one layer do not come from the "
+            f"{counted(shape.layers, 'layer')} of {shape.name}. Pin fewer stages or chunks."
         )
 
 

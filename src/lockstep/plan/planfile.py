@@ -15,6 +15,7 @@ from lockstep.plan.predict import Prediction, check_prediction
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.typed import is_version, known_keys, typed
 from lockstep.plan.yaml_file import read_yaml
+from lockstep.quantities import counted
 
 _VERSION = 1
 
@@ -76,14 +77,15 @@ def _plan(content: dict[str, Any]) -> Plan:
     count, _, device = cluster.partition("x")
     if count != str(layout.devices) or not device.strip():
         raise LockstepError(
-            f"cluster is {cluster!r:.60}, and the layout takes {layout.devices} devices: a plan is for as many as its "
-            f"cluster has, and names them as in {layout.devices}xH100."
+            f"cluster is {cluster!r:.60}, and the layout takes {counted(layout.devices, 'device')}: a plan is for "
+            f"as many as its cluster has, and names them as in {layout.devices}xH100."
         )
     each = layout.micro_batches(batch)
     if content.get("micro_batches", each) != each:
         raise LockstepError(
             f"micro_batches is {content['micro_batches']!r:.60}, but dp {layout.dp} x micro_batch {layout.micro_batch} "
-            f"make {each} of the {batch.sequences} sequences: it follows from batch and layout, so change those."
+            f"make {each} of the {counted(batch.sequences, 'sequence')}: it follows from batch and layout, so change "
+            "those."
         )
     return Plan(model, cluster, batch, layout, predicted)
 

@@ -8,7 +8,7 @@ from lockstep.plan.cluster import Cluster, cluster_of
 from lockstep.plan.layout import PER_STAGE, Layout
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction
-from lockstep.quantities import duration, parameters, size
+from lockstep.quantities import counted, duration, parameters, size
 
 TERMS = (
     "MFU: FLOPs that the model needs (none for recomputation) over what the devices' peak rate makes in a step",
@@ -27,9 +27,9 @@ def report(plans: Sequence[Plan], cluster: str | Cluster) -> str:
     room, count = place.device.capacity / 1e9, best.layout.micro_batches(best.batch)
     lines = [
         f"{best.model.name}: {parameters(best.model.parameters)} parameters on {best.cluster}, "
-        f"{best.batch.sequences} sequences of {best.batch.seq} tokens per step",
+        f"{counted(best.batch.sequences, 'sequence')} of {counted(best.batch.seq, 'token')} per step",
         "",
-        f"best  {best.layout.describe()}, {count} micro-batch{'es' * (count > 1)}",
+        f"best  {best.layout.describe()}, {counted(count, 'micro-batch')}",
         *_details(best, room),
     ]
     if len(plans) > 1:

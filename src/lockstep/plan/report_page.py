@@ -17,7 +17,7 @@ from lockstep.plan.planfile import Plan
 from lockstep.plan.report import TERMS, tight
 from lockstep.plan.simulate import Simulation
 from lockstep.plan.timeline import save_timeline, timeline_html
-from lockstep.quantities import duration
+from lockstep.quantities import counted, duration
 
 COLOURS = {
     "compute": "#4e79a7", "bubble": "#bab0ac", "tp communication": "#f28e2b", "cp communication": "#e15759",
@@ -51,7 +51,8 @@ def save_report(
     pipeline = escape(timeline_html(run, best.layout.describe(), "s", "GB", "memory", facts), quote=True)
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f"<p>{best.batch.sequences} sequences of {best.batch.seq} tokens per step, {len(found.seconds):,} candidates, "
+        f"<p>{counted(best.batch.sequences, 'sequence')} of {counted(best.batch.seq, 'token')} per step, "
+        f"{len(found.seconds):,} candidates, "
         f"{int((found.memory <= place.device.capacity).sum()):,} fit in memory.</p>",
         f'<div class="wide">{_plans(plans)}</div>',
         _legend("time", _names(plan.prediction.parts for plan in plans)),

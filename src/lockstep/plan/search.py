@@ -33,6 +33,7 @@ from lockstep.plan.refine import TableKey, layers_of_chunks, simulated_bubble, s
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.stage_balance import balanced, plain, saves
 from lockstep.plan.steptime import StepTime, step_time
+from lockstep.quantities import counted
 
 _BY_STAGE = 6
 """Pipelines that are balanced stage by stage: the best of those that recompute or offload."""
@@ -128,7 +129,7 @@ def make_batch(global_batch_tokens: int, seq: int) -> Batch:
     global_batch_tokens = whole(global_batch_tokens, "global_batch_tokens")
     if global_batch_tokens < seq:
         raise LockstepError(
-            f"global batch of {global_batch_tokens} tokens holds no sequence of {seq}: give at least {seq}."
+            f"global batch of {counted(global_batch_tokens, 'token')} holds no sequence of {seq}: give at least {seq}."
         )
     if global_batch_tokens > MOST_TOKENS:
         raise LockstepError(f"global batch of {global_batch_tokens} tokens: the planner counts up to {MOST_TOKENS:,}.")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from math import ceil
 
 import numpy as np
 
@@ -118,50 +119,60 @@ def _settled(
     again, offloaded = [0] * cut.pp, [0] * cut.pp
     for stage, count in enumerate(layers):
 
-        def fits(recompute: int, offload: int, stage: int = stage) -> bool:
+        def over(recompute: int, offload: int, stage: int = stage) -> float:
             tried = replace(
                 cut,
                 recompute_per_stage=tuple(recompute if s == stage else 0 for s in range(cut.pp)),
                 offload_per_stage=tuple(offload if s == stage else 0 for s in range(cut.pp)),
             )
-            return stage_memory(shape, tried, batch, stage).peak <= cluster.device.capacity
+            return stage_memory(shape, tried, batch, stage).peak - cluster.device.capacity
 
         key = (stage, count, min(away, count))
         if key not in known:
-            known[key] = _least(count, min(away, count), int(pins.get("offload_layers", 0)), fits)
+            known[key] = _least(count, min(away, count), int(pins.get("offload_layers", 0)), cache(over))
         if (choice := known[key]) is None:
             return None
         again[stage], offloaded[stage] = choice
     return replace(cut, recompute_per_stage=tuple(again), offload_per_stage=tuple(offloaded))
 
 
-def _least(count: int, most: int, pinned: int, fits: Callable[[int, int], bool]) -> tuple[int, int] | None:
+def _least(count: int, most: int, pinned: int, over: Callable[[int, int], float]) -> tuple[int, int] | None:
     """Layers of a stage to recompute and to offload: nothing, else what hides, else the fewest recomputed.
 
-    ``most``: layers whose offload hides; ``pinned``: layers that must be offloaded.
+    ``most``: layers whose offload hides; ``pinned``: layers that must be offloaded; ``over``: bytes beyond the memory
+    with so many recomputed and offloaded.
     """
-    if fits(0, pinned):
+    if over(0, pinned) <= 0:
         return 0, pinned
-    if most and fits(0, most):
-        return 0, _first(1, most, partial(fits, 0))
+    if most and over(0, most) <= 0:
+        return 0, _first(most, lambda offload: over(0, offload))
     ways = []
     for offload in {pinned} if pinned else {0, most}:
-        beside = partial(_swapped, fits, offload)
-        if offload <= count and beside(count - offload):
-            ways.append((_first(0, count - offload, beside), offload))
+        if offload <= count and over(count - offload, offload) <= 0:
+            ways.append((_first(count - offload, partial(_swapped, over, offload)), offload))
     return min(ways) if ways else None
 
 
-def _swapped(fits: Callable[[int, int], bool], offload: int, recompute: int) -> bool:
-    return fits(recompute, offload)
+def _swapped(over: Callable[[int, int], float], offload: int, recompute: int) -> float:
+    return over(recompute, offload)
 
 
-def _first(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The least number from ``low`` to ``high`` that fits; ``high`` does."""
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low
+def _first(high: int, over: Callable[[int], float]) -> int:
+    """The least number up to ``high`` that fits; ``high`` does. What a stage takes falls with the number, and nearly in
+    a line, so the line through the ends says where to look; then beside it; halving ends what is left."""
+    if over(0) <= 0:
+        return 0
+    low, looks, fitted = 0, 0, False
+    while high - low > 1:
+        if looks == 0:
+            look = low + ceil((high - low) * over(low) / (over(low) - over(high)))
+        else:
+            look = (low + high) // 2 if looks > 1 else high - 1 if fitted else low + 1
+        look = min(max(look, low + 1), high - 1)
+        fitted = over(look) <= 0
+        low, high = (low, look) if fitted else (look, high)
+        looks += 1
+    return high
 
 
 def _offloadable(shape: ModelShape, layout: Layout, batch: Batch, cluster: Cluster, factors: Coefficients) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.errors import LockstepError
 from lockstep.given import instance, number, whole
 from lockstep.parallel.schedules import messages
 from lockstep.plan.simulate import Simulation
@@ -32,12 +33,13 @@ def timeline_html(
     the labels. ``facts``: names and values for the page's head instead of the simulation's own.
     """
     instance(simulation, Simulation, "timeline: simulation")
-    title = title or simulation.table.name
+    title = simulation.table.name if title is None else title
+    _check_words(title=title, unit=unit, memory_unit=memory_unit, held=held)
     data = json.dumps(_page_data(simulation, unit, memory_unit, held), separators=(",", ":")).replace("</", "<\\/")
     facts = (
         _facts(simulation, unit, memory_unit, held) if facts is None else instance(facts, Mapping, "timeline: facts")
     )
-    said = "".join(f"<span>{escape(key)} <b>{escape(value)}</b></span>" for key, value in facts.items())
+    said = "".join(f"<span>{escape(str(key))} <b>{escape(str(value))}</b></span>" for key, value in facts.items())
     page = PAGE.replace("@TITLE@", escape(title)).replace("@DATA@", data)
     return page.replace("@FACTS@", said).replace("@HELD@", escape(held))
 
@@ -66,9 +68,13 @@ def save_timeline(
     """Writes the page, or, if the name ends in ``.json``, the trace. ``held``: as in `timeline_html`.
 
     Raises LockstepError where that cannot be written."""
+    if not isinstance(path, (str, Path)):
+        raise LockstepError(f"save_timeline: path is {path!r:.60}; give the path of an .html or .json file.")
     check_can_write(path := Path(path), "path")
-    as_trace = path.suffix == ".json"
-    text = json.dumps(trace(simulation, seconds_per_unit, held)) if as_trace else timeline_html(simulation, title, unit)
+    if path.suffix == ".json":
+        text = json.dumps(trace(simulation, seconds_per_unit, held))
+    else:
+        text = timeline_html(simulation, title, unit, held=held)
     path.write_text(text, encoding="utf-8")
 
 
@@ -79,6 +85,7 @@ def trace(simulation: Simulation, seconds_per_unit: float = 1e-3, held: str = "a
     Processes and threads count from 1: viewers take 0 for the idle one.
     """
     instance(simulation, Simulation, "timeline: simulation")
+    _check_words(held=held)
     scale = number(seconds_per_unit, "timeline: seconds_per_unit", above=True) * 1e9
     events: list[dict[str, Any]] = []
     for device in range(simulation.table.stages):
@@ -87,6 +94,12 @@ def trace(simulation: Simulation, seconds_per_unit: float = 1e-3, held: str = "a
         events += [{"ph": "M", "name": name, **_place(device, 0), "args": args} for name, args in about.items()]
         events += _steps(simulation, device, scale, held)
     return {"traceEvents": events + _arrows(simulation, scale), "displayTimeUnit": "ms"}
+
+
+def _check_words(**given: Any) -> None:
+    """Raise LockstepError for what is no text."""
+    for name, value in given.items():
+        instance(value, str, f"timeline: {name}")
 
 
 def _place(device: int, nanoseconds: int) -> dict[str, Any]:

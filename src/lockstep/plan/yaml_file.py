@@ -47,7 +47,9 @@ def check_can_write(path: str | Path, option: str = "--out") -> None:
 def _text(path: str | Path, what: str, kind: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise LockstepError(f"{what} {path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # UnicodeDecodeError, or a path with a null character
         raise LockstepError(f"{what} {path} cannot be read as {kind}: {error}") from error
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.plan.memory import MARGIN, process_bytes
 from lockstep.plan.watch import OperatorCost
-from lockstep.quantities import operations, parameters, size
+from lockstep.quantities import counted, operations, parameters, size
 from lockstep.train.dryrun import DryRun
 
 _SMALL = 0.002
@@ -18,7 +18,7 @@ def dry_run_text(found: DryRun, planned: float | None = None) -> str:
     """What `lockstep dryrun` prints. planned: bytes of the rank's process by the closed form of plans."""
     where = f"rank {found.rank} of {found.mesh.describe()}: " if found.mesh.size > 1 else ""
     lines = [
-        f"{where}{parameters(found.parameters)} parameters; a step of {found.micro_batches} micro-batches "
+        f"{where}{parameters(found.parameters)} parameters; a step of {counted(found.micro_batches, 'micro-batch')} "
         f"of {found.tokens:,} tokens: {operations(found.flops)}",
         f"before the step  weights {size(found.weights)}, optimizer {size(found.optimizer)}",
         f"peak             {size(found.peak.bytes)}, in the {found.peak.where} ({found.peak.operator})",
