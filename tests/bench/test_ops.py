@@ -13,6 +13,7 @@ from lockstep.bench.op_case import QUICK, Sizes
 from lockstep.bench.op_cases import cases
 from lockstep.bench.ops import Line, Peaks, _notes, _work, alone, bench_ops, measure
 from lockstep.bench.turns import Spread
+from lockstep.errors import LockstepError
 from lockstep.ops import fused, operators
 
 PEAKS = Peaks(Spread(1e11, 9e10, 2e11), Spread(1e10, 1e10, 1e10))
@@ -111,6 +112,11 @@ def test_a_report_has_a_line_for_each_direction(monkeypatch):
     line = report.data["lines"][0]
     assert line["share"] == line["rate"] / 1e11
     assert len(report.rows) == len(parts)
+
+
+def test_operators_that_there_are_not_are_no_empty_table():
+    with pytest.raises(LockstepError, match=r"--only nosuch: no operator.* There are: linear .*; att"):
+        bench_ops(torch.bfloat16, 1, quick=True, only="nosuch")
 
 
 def test_pytorchs_faster_dtype_counts(monkeypatch):

@@ -194,7 +194,7 @@ def test_out_gives_the_same_bytes(name: str) -> None:
     ("call", "message"),
     [
         (lambda: RAW.gemm(randn(0, 7, 6), packed(1, 5, 20), 20, None, F32), r"product of \[7, 6\] with packed \[2, 5"),
-        (lambda: RAW.gemm(randn(0, 7, 5), packed(1, 5, 20), 20, None, F32), "expected Float, got BFloat16"),
+        (lambda: RAW.gemm(randn(0, 7, 5), packed(1, 5, 20), 20, None, F32), "packed is bfloat16: expected float32"),
         (lambda: RAW.rope(half(0, 9, 2, 16), BATCH.positions, randn(1, 4, 8, 2), 1.0), "position 4 is not in the"),
         (
             lambda: RAW.embedding(torch.tensor([5]), randn(0, 5, 20), BF16, 1.0, 0, 5),

@@ -12,10 +12,11 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 from lockstep.ops import PAGE, AdamWFactors, KVPages, LatentPages, Packed, Paged, Routing, fused, operators
 from lockstep.ops.gated import activation
+from lockstep.ops.linear import pack
 from tests.ops.compare import randn
 
 OPS, RAW = operators("bitwise"), torch.ops.lockstep
-BF16 = torch.bfloat16
+BF16, F32 = torch.bfloat16, torch.float32
 
 
 def ints(*values: int) -> Tensor:
@@ -59,7 +60,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "starts short of the rows": (lambda: packed(FOUR, ints(0, 2)), "starts go from 0 to 2 for 4 rows"),
     "falling starts": (lambda: packed(FOUR, ints(0, 6, 2, 4)), "starts fall behind sequence 1"),
     "no starts": (lambda: packed(FOUR, ints()), r"starts: expected \[sequences \+ 1\], got \[0\]"),
-    "starts of another type": (lambda: packed(FOUR, ALL.long()), "expected Int, got Long"),
+    "starts of another type": (lambda: packed(FOUR, ALL.long()), "starts is int64: expected int32"),
     "window below 0": (lambda: packed(FOUR, ALL, window=-1), "window is -1: expected"),
     "soft cap below 0": (lambda: packed(FOUR, ALL, softcap=-1.0), "softcap is -1: expected"),
     "no key heads": (
@@ -91,7 +92,35 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "panels of another width": (
         lambda: RAW.gemm(randn(0, 2, 3), randn(1, 1, 3, 8), 5, None, torch.float32), "product of .* with packed",
     ),
-    "half precision": (lambda: OPS.linear(randn(0, 2, 3).half(), randn(1, 5, 3)), "expected float32 or bfloat16, got"),
+    "gate and up of other heights": (
+        lambda: fused.linear_gated(randn(0, 2, 3), *(pack(randn(1, n, 3), F32) for n in (20, 24)), "silu"),
+        "linear_gated was given weights of 20 and 24 rows",
+    ),
+    "plain gate and up of other heights": (
+        lambda: fused.linear_gated(randn(0, 2, 3), randn(1, 20, 3), randn(1, 24, 3), "silu"), "of 20 and 24 rows",
+    ),
+    "experts of other heights": (
+        lambda: OPS.grouped_linear(randn(0, 4, 3), [pack(randn(1, n, 3), F32) for n in (20, 24)], ints(0, 2, 4)),
+        "grouped_linear was given weights of 20 and 24 rows",
+    ),
+    "gates and ups of other heights": (
+        lambda: OPS.grouped_gated(
+            randn(0, 4, 3), *([pack(randn(1, n, 3), F32)] * 2 for n in (20, 24)), ints(0, 2, 4), "silu"
+        ), "grouped_gated was given weights of 20 and 24 rows",
+    ),
+    "weights of which one is packed": (
+        lambda: OPS.grouped_linear(randn(0, 4, 3), [randn(1, 20, 3), pack(randn(1, 20, 3), F32)], ints(0, 2, 4)),
+        "packed and plain weights together",
+    ),
+    "a balance of no layers": (lambda: OPS.balance_loss([], []), "logits of 0 layers"),
+    "a balance with offsets of one layer too few": (lambda: OPS.balance_loss([randn(0, 2, 3)], []), "offsets of 0"),
+    "lengths that are no whole numbers": (lambda: Packed.of([2.5, 3]), "lengths are .2.5, 3.: expected whole numbers"),
+    "a packed weight of another type": (
+        lambda: OPS.linear(randn(0, 2, 3).bfloat16(), pack(randn(1, 5, 3), F32)), "packed is float32: expected bf",
+    ),
+    "half precision": (lambda: OPS.linear(randn(0, 2, 3).half(), randn(1, 5, 3)), "compute dtype is float16: expected"),
+    "half precision of all": (lambda: OPS.log_softmax(randn(0, 2, 3).half()), "is float16: expected float32"),
+    "a weight in half precision": (lambda: OPS.linear(randn(0, 2, 3), randn(1, 5, 3).half()), "source is float16"),
     "double precision": (lambda: OPS.rms_norm(randn(0, 2, 3).double(), randn(1, 3), 1e-5), "float32 or bfloat16"),
     "rows of nothing": (lambda: OPS.rms_norm(randn(0, 5, 0), randn(1, 0), 1e-5), "rows without an element"),
     "a rotary table without sines": (lambda: OPS.rope(randn(0, 4, 1, 16), FOUR, randn(1, 9, 8)), "rotary table"),
@@ -165,7 +194,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: OPS.grouped_linear(randn(0, 3, 4), [randn(1, 5, 4)], ints(0, 9)), "offsets from 0 to 9 for 3 rows",
     ),
     "experts of several sizes": (
-        lambda: OPS.grouped_linear(randn(0, 3, 4), [randn(1, 5, 4), randn(1, 6, 4)], ints(0, 1, 3)), "expert's matrix",
+        lambda: OPS.grouped_linear(randn(0, 3, 4), [randn(1, 5, 4), randn(1, 6, 4)], ints(0, 1, 3)), "of 5 and 6 rows",
     ),
     "blocks of no values": (
         lambda: RAW.dequantize(torch.zeros(34, dtype=torch.uint8), 8, 34, 0, torch.empty(32)), "are not the blocks of",
@@ -182,7 +211,9 @@ def test_a_wrong_call_is_refused(name: str) -> None:
 
 def test_a_packed_form_of_wrong_lengths_is_refused() -> None:
     for lengths in ([3, -1], [2, 0]):
-        with pytest.raises(LockstepError, match=r"lengths are \[.*\]: a sequence has at least one token"):
+        with pytest.raises(
+            LockstepError, match=r"lengths are \[.*\]: expected whole numbers; a sequence has at least one token"
+        ):
             Packed.of(lengths)
 
 
@@ -216,5 +247,5 @@ def test_functorch_is_refused() -> None:
         lambda: torch.func.grad(lambda x: OPS.linear(x, w).sum())(randn(0, 5, 16)),
         lambda: torch.func.jvp(lambda x: OPS.linear(x, w), (randn(0, 5, 16),), (randn(2, 5, 16),)),
     ):
-        with pytest.raises((RuntimeError, NotImplementedError), match=r"autograd.Function|forward AD|jvp"):
+        with pytest.raises(RuntimeError, match=r'torch.func .*operators."fast".$'):
             call()

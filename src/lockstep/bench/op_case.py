@@ -55,8 +55,8 @@ class Case:
 
 
 PACKS = (
-    "a training product lays its weight out on every call, about 1 / (2 rows) of its work, and PyTorch's is MKL's in "
-    "float32"
+    "a training product lays out its weight on every call and its left-hand side for every 1,024 columns; PyTorch's is "
+    "MKL's in float32"
 )
 PYTHON = (
     "both sides move the same bytes; a call that keeps a gradient goes through a function in Python, some tens of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from lockstep.bench.op_case import QUICK, Case, Sizes
 from lockstep.bench.op_cases import cases
 from lockstep.bench.report import Report
 from lockstep.bench.turns import Spread, ratios, take_turns
+from lockstep.errors import LockstepError
 from lockstep.ops import operators
 from lockstep.ops.peaks import matrix_meter, read_bandwidth
 
@@ -61,22 +63,26 @@ class Peaks:
 def bench_ops(
     dtype: torch.dtype, rounds: int, quick: bool = False, note: Callable[[str], None] = print, only: str = ""
 ) -> Report:
-    """Measure the cases whose names contain `only`, all by default."""
+    """Measure the cases whose names contain `only`, all by default; LockstepError where no name does."""
+    every = cases(QUICK if quick else Sizes())
+    chosen = [case for case in every if only in case.name]
+    if not chosen:
+        names = "; ".join(dict.fromkeys(case.name for case in every))
+        raise LockstepError(f"--only {only}: no operator's name contains it. There are: {names}.")
     machine, meter = describe(), matrix_meter(dtype)
     lines: list[Line] = []
     measured = [(meter(), read_bandwidth())]  # anew with every operator: a busy moment must not be the ruler of all
-    for case in cases(QUICK if quick else Sizes()):
-        if only in case.name:
-            note(case.name)
-            kind = torch.float32 if case.wide == len(case.shapes) else dtype
-            lines += measure(case, kind, rounds, 0.0 if quick else _SETTLED)
-            measured.append((meter(), read_bandwidth()))
+    for case in chosen:
+        note(case.name)
+        kind = torch.float32 if case.wide == len(case.shapes) else dtype
+        lines += measure(case, kind, rounds, 0.0 if quick else _SETTLED)
+        measured.append((meter(), read_bandwidth()))
     peaks = Peaks(*map(Spread.of, zip(*measured, strict=True)))
     name = str(dtype).removeprefix("torch.")
     return Report(
         name=f"ops-{name}",
         title=f"Operators in {name}, against PyTorch's own",
-        command=f"lockstep bench ops --dtype {name} --rounds {rounds}",
+        command=f"lockstep bench ops --dtype {name} --rounds {rounds}{f' --only {shlex.quote(only)}' if only else ''}",
         machine=machine,
         columns=("operator", "", "ms", "PyTorch ms", "PyTorch's dtype", "lockstep is", "rate", "of peak"),
         rows=tuple(_row(line, peaks) for line in lines),

@@ -7,6 +7,8 @@ sequences whose earlier keys and values lie in pages (prefill chunks, decode).
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,13 +35,20 @@ class Packed:
         return self.positions.shape[0]
 
     @staticmethod
-    def of(lengths: list[int]) -> Packed:
+    def of(lengths: Sequence[int]) -> Packed:
         """The batch of sequences of these lengths. LockstepError unless there is one, and each has a token."""
-        if not lengths or min(lengths) < 1:
-            raise LockstepError(f"lengths are {lengths}: a sequence has at least one token, and a batch one sequence.")
-        starts = torch.zeros(len(lengths) + 1, dtype=torch.int32)
-        starts[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
-        positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in lengths])
+        try:
+            whole = [operator.index(n) for n in lengths]
+        except TypeError:
+            whole = []
+        if not whole or min(whole) < 1:
+            raise LockstepError(
+                f"lengths are {lengths}: expected whole numbers; a sequence has at least one token, and a batch one "
+                "sequence."
+            )
+        starts = torch.zeros(len(whole) + 1, dtype=torch.int32)
+        starts[1:] = torch.tensor(whole, dtype=torch.int32).cumsum(0)
+        positions = torch.cat([torch.arange(n, dtype=torch.int32) for n in whole])
         return Packed(positions, starts)
 
 

@@ -15,15 +15,22 @@ def first_order(function: F) -> F:
     """A `Function` whose backward refuses to be recorded (RuntimeError): what it gives would look like a constant, and
     a second derivative would be wrong in silence.
 
-    Calling it costs half of what calling a `Function` does, which looks at every argument for what the transforms of
-    `torch.func` leave behind, and by which name the backward goes; that is left to it where such a transform is active.
+    The transforms of `torch.func` and forward mode are refused likewise. Calling it costs half of what calling a
+    `Function` does, which looks at every argument for what such a transform leaves behind, and by which name the
+    backward goes.
     """
     cls: Any = function
-    plain, quick, backward = cls.apply, super(Function, cls).apply, cls.backward
+    quick, backward = super(Function, cls).apply, cls.backward
     transformed = torch._C._are_functorch_transforms_active
 
     def apply(*given: Any) -> Any:
-        return plain(*given) if transformed() else quick(*given)
+        return refuse() if transformed() else quick(*given)
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError(
+            "the contract operators have one backward pass alone, no rule for torch.func (vmap, grad, vjp, jvp, "
+            'jacrev, ...) or forward mode: use torch.autograd, or compute with operators("fast")'
+        )
 
     def run(ctx: Any, *grads: Tensor) -> Any:
         if torch.is_grad_enabled():  # within a backward pass: create_graph=True
@@ -33,6 +40,6 @@ def first_order(function: F) -> F:
             )
         return backward(ctx, *grads)
 
-    cls.apply, cls.backward = staticmethod(apply), staticmethod(run)
+    cls.apply, cls.backward, cls.jvp = staticmethod(apply), staticmethod(run), staticmethod(refuse)
     cls._backward_cls.apply = run
     return function

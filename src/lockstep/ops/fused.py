@@ -34,12 +34,13 @@ from torch.autograd import Function
 from lockstep.ops.batch import KVPages, Paged
 from lockstep.ops.first_order import first_order
 from lockstep.ops.gated import code_of
-from lockstep.ops.linear import PackedWeight, input_gradient, lay_out, refuse_gradient, weight_gradient
+from lockstep.ops.linear import PackedWeight, expect_alike, input_gradient, lay_out, refuse_gradient, weight_gradient
 from lockstep.ops.raw import kernel
 
 
 def linear_gated(x: Tensor, gate: Tensor | PackedWeight, up: Tensor | PackedWeight, activation: str) -> Tensor:
     """`gated(linear(x, gate), linear(x, up), activation)`: x [T, K], both weights [F, K] or both packed -> [T, F]."""
+    expect_alike("linear_gated", (gate, up))
     if isinstance(gate, PackedWeight) and isinstance(up, PackedWeight):
         refuse_gradient("a product with a packed weight", x)
         arguments = (x.contiguous(), gate.panels, up.panels, gate.n, code_of(activation), False)

@@ -1,11 +1,12 @@
 """Linear layers under the bit contract, and their two gradients as separately callable products.
 
 Order of sums: `csrc/gemm.cpp`. A weight is laid out in panels of sixteen columns before a product; inference keeps
-the panels (`pack`), training makes them per call, which costs 1 / (2 T) of the product's work.
+the panels (`pack`), training makes them per call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from lockstep.errors import LockstepError
 from lockstep.ops.device_class import AMX_CLASS, BF16_CLASS, device_class
 from lockstep.ops.first_order import first_order
 from lockstep.ops.huge_pages import HugePages
@@ -86,6 +88,19 @@ def rows_together(dtype: torch.dtype) -> int:
     """Rows that a weight gradient's chain takes in one step: of bfloat16 2 or 32 in the device classes that multiply
     them by pairs or by tiles (`csrc/pairs16.h`, `csrc/tiles.h`)."""
     return {BF16_CLASS: 2, AMX_CLASS: 32}.get(device_class(), 1) if dtype == torch.bfloat16 else 1
+
+
+def expect_alike(what: str, weights: Sequence[Tensor | PackedWeight]) -> None:
+    """LockstepError where weights that one product reads are packed in part, or of several heights: panels of sixteen
+    columns can be as many for both."""
+    packed = [isinstance(weight, PackedWeight) for weight in weights]
+    if any(packed) and not all(packed):
+        raise LockstepError(f"{what} was given packed and plain weights together: pack all of them, or none.")
+    heights = {weight.n if isinstance(weight, PackedWeight) else weight.shape[0] for weight in weights}
+    if len(heights) > 1:
+        raise LockstepError(
+            f"{what} was given weights of {' and '.join(map(str, sorted(heights)))} rows: expected one height for all."
+        )
 
 
 def refuse_gradient(what: str, x: Tensor) -> None:

@@ -16,7 +16,7 @@ from lockstep.errors import LockstepError
 from lockstep.ops.batch import Routes, Routing
 from lockstep.ops.first_order import first_order
 from lockstep.ops.gated import code_of
-from lockstep.ops.linear import PackedWeight, refuse_gradient
+from lockstep.ops.linear import PackedWeight, expect_alike, refuse_gradient
 from lockstep.ops.raw import kernel
 
 
@@ -40,7 +40,7 @@ def grouped_linear(x: Tensor, weights: Sequence[Tensor | PackedWeight], offsets:
 
     Packed weights have no gradient: RuntimeError where one would be asked for.
     """
-    _some(weights)
+    _expect_experts("grouped_linear", weights)
     if isinstance(weights[0], PackedWeight):
         refuse_gradient("a grouped product with packed weights", x)
         panels = [weight.panels for weight in weights if isinstance(weight, PackedWeight)]
@@ -56,7 +56,7 @@ def grouped_gated(
 ) -> Tensor:  # fmt: skip
     """`gated` of `grouped_linear` with gates and of that with ups, both [F, K] or packed, in one pass: [R, F]."""
     code = code_of(activation)
-    _some(gates)
+    _expect_experts("grouped_gated", [*gates, *ups])
     if isinstance(gates[0], PackedWeight):
         refuse_gradient("a grouped product with packed weights", x)
         panels = [[weight.panels for weight in side if isinstance(weight, PackedWeight)] for side in (gates, ups)]
@@ -78,14 +78,20 @@ def balance_loss(logits: Sequence[Tensor], offsets: Sequence[Tensor]) -> Tensor:
     logits: of each layer, float32 [T, E]; offsets: of its Routes. A float32 scalar, top_k where all experts are used
     alike (Switch Transformer, arXiv 2101.03961, equations 4 to 6, as `transformers` sums it over layers).
     """
+    if not logits or len(logits) != len(offsets):
+        raise LockstepError(
+            f"balance_loss was given the logits of {len(logits)} layers and the offsets of {len(offsets)}: expected "
+            "both of each layer, and at least one."
+        )
     share = kernel.balance_share(list(offsets), sum(len(part) for part in logits))
     loss: Tensor = _Balance.apply(share, *logits)
     return loss
 
 
-def _some(weights: Sequence[Tensor | PackedWeight]) -> None:
+def _expect_experts(what: str, weights: Sequence[Tensor | PackedWeight]) -> None:
     if not weights:
-        raise LockstepError("a grouped product was asked for with no expert: give a weight for each group of rows.")
+        raise LockstepError(f"{what} was asked for with no expert: give a weight for each group of rows.")
+    expect_alike(what, weights)
 
 
 @first_order

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from lockstep.cli.bench._output import Document, JsonFile, Quick, publish
+from lockstep.errors import LockstepError
 
 
 def ops(
@@ -23,6 +24,11 @@ def ops(
 
     from lockstep.bench.ops import bench_ops
 
+    if only and write:
+        raise LockstepError(
+            f"--only {only} measures a part, and --write {write} would put it in place of all: leave one of them out; "
+            "--json keeps a part."
+        )
     with Console(stderr=True).status("measuring peaks ...") as status:
         kind = getattr(torch, dtype)
         report = bench_ops(kind, 2 if quick else rounds, quick, lambda name: status.update(name), only)

@@ -41,7 +41,7 @@ inline void write_kv_op(Call& call) {
   expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
   check_pages(a, k_pages, v_pages);
   const int32_t* pages = checked_table(a, table, k_pages.size(0), true);
-  by_type(k.scalar_type(), [&](auto* t) {
+  by_type(k, [&](auto* t) {
     using T = TYPE_OF(t);
     write_kv(data<T>(k), data<T>(v), data<T>(k_pages), data<T>(v_pages), pages, table.size(1), a);
   });
@@ -53,7 +53,7 @@ inline void attention_paged_op(Call& call) {
   check_pages(a, k_pages, v_pages);
   const int32_t* pages = checked_table(a, table, k_pages.size(0), false);
   Tensor out = call.result({a.tokens, a.heads, a.v_dim}, q.scalar_type());
-  by_type(q.scalar_type(), [&](auto* t) {
+  by_type(q, [&](auto* t) {
     using T = TYPE_OF(t);
     attention_paged(data<T>(q), data<T>(k_pages), data<T>(v_pages), pages, table.size(1), data<T>(out), a);
   });
@@ -69,7 +69,7 @@ inline void attention_packed_op(Call& call) {
   expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
   Tensor out = call.result({a.tokens, a.heads, a.v_dim}, q.scalar_type());
   Tensor lse = call.result({a.tokens, a.heads}, at::kFloat);
-  by_type(q.scalar_type(), [&](auto* t) {
+  by_type(q, [&](auto* t) {
     using T = TYPE_OF(t);
     attention_packed(data<T>(q), data<T>(k), data<T>(v), data<T>(out), data<float>(lse), a);
   });
@@ -86,7 +86,7 @@ inline void attention_backward_op(Call& call) {
   expect_sizes("out", out, d_out.sizes());
   expect_sizes("lse", lse, {a.tokens, a.heads});
   Tensor dq = call.result_like(q), dk = call.result_like(k), dv = call.result_like(v);
-  by_type(q.scalar_type(), [&](auto* t) {
+  by_type(q, [&](auto* t) {
     using T = TYPE_OF(t);
     attention_backward(data<T>(q), data<T>(k), data<T>(v), data<T>(out), data<float>(lse), data<T>(d_out), data<T>(dq),
                        data<T>(dk), data<T>(dv), a);

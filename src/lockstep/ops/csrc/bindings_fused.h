@@ -17,7 +17,7 @@ inline void gemm_gated_op(Call& call) {
   const int64_t kept = keep ? m : 0;
   Tensor y = call.result({m, n}, a.scalar_type());
   Tensor gate = call.result({kept, n}, a.scalar_type()), up = call.result({kept, n}, a.scalar_type());
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     gemm_gated<T>(data<T>(a), data<T>(gate_weight), data<T>(up_weight), int(call.integer(4)), data<T>(y),
                   keep ? data<T>(gate) : nullptr, keep ? data<T>(up) : nullptr, m, n, a.size(1));
@@ -31,7 +31,7 @@ inline void gemm_activation_op(Call& call) {
   check_packed(a, packed, n);
   if (call.given(3)) expect_sizes("bias", call.tensor(3), {n});
   Tensor y = call.result({m, n}, a.scalar_type()), before = call.result({keep ? m : 0, n}, a.scalar_type());
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     gemm_activation<T>(data<T>(a), data<T>(packed), call.given(3) ? data<T>(call.tensor(3)) : nullptr,
                        int(call.integer(4)), data<T>(y), keep ? data<T>(before) : nullptr, m, n, a.size(1));
@@ -41,7 +41,7 @@ inline void gemm_activation_op(Call& call) {
 inline void gemm_three_op(Call& call) {
   const Tensor& a = call.tensor(0);
   const int64_t m = a.size(0);
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     Product<T> parts[3];
     for (int i = 0; i < 3; i++) {
@@ -63,7 +63,7 @@ inline void gemm_add_op(Call& call) {
   check_packed(a, packed, n);
   expect_sizes("x", x, {m, n});
   Tensor y = call.result({m, n}, at::kFloat);
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     gemm_add<T>(data<float>(x), data<T>(a), data<T>(packed), data<float>(y), m, n, a.size(1));
   });
@@ -74,7 +74,7 @@ inline void norm_rope_op(Call& call) {
   const int32_t* positions = checked_positions(call.tensor(2), x, table);
   expect_sizes("weight", weight, {x.size(2)});
   Tensor y = call.result_like(x), rstd = call.result({x.size(0) * x.size(1)}, at::kFloat);
-  by_type(x.scalar_type(), [&](auto* t) {
+  by_type(x, [&](auto* t) {
     using T = TYPE_OF(t);
     norm_rope(data<T>(x), data<T>(weight), call.number(4), call.number(5), positions, data<float>(table), data<T>(y),
               data<float>(rstd), x.size(0), x.size(1), x.size(2));
@@ -89,7 +89,7 @@ inline void rope_write_kv_op(Call& call) {
   expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
   check_pages(a, k_pages, v_pages);
   const int32_t* pages = checked_table(a, table, k_pages.size(0), true);
-  by_type(k.scalar_type(), [&](auto* t) {
+  by_type(k, [&](auto* t) {
     using T = TYPE_OF(t);
     rope_write_kv(data<T>(k), data<T>(v), data<float>(rotary), data<T>(k_pages), data<T>(v_pages), pages,
                   table.size(1), a);

@@ -22,7 +22,7 @@ inline void write_kv_int8_op(Call& call) {
   expect_sizes("v", v, {a.tokens, a.kv_heads, a.v_dim});
   const Int8Pages pages = int8_pages(call, a, 2);
   const int32_t* in = checked_table(a, table, call.tensor(2).size(0), true);
-  by_type(k.scalar_type(), [&](auto* t) {
+  by_type(k, [&](auto* t) {
     using T = TYPE_OF(t);
     write_kv_int8(data<T>(k), data<T>(v), pages, in, table.size(1), a);
   });
@@ -34,7 +34,7 @@ inline void attention_paged_int8_op(Call& call) {
   const Int8Pages pages = int8_pages(call, a, 1);
   const int32_t* in = checked_table(a, table, k_pages.size(0), false);
   Tensor out = call.result({a.tokens, a.heads, a.v_dim}, q.scalar_type());
-  by_type(q.scalar_type(), [&](auto* t) {
+  by_type(q, [&](auto* t) {
     using T = TYPE_OF(t);
     attention_paged_int8(data<T>(q), pages, in, table.size(1), data<T>(out), a);
   });

@@ -26,7 +26,7 @@ inline void write_latents_op(Call& call) {
   expect_dimensions("latents", latents, 2);
   const AttentionShape a = latent_shape(call, latents, pages, 1, latents.size(1), 3);
   const int32_t* in = checked_table(a, table, pages.size(0), true);
-  by_type(latents.scalar_type(), [&](auto* t) {
+  by_type(latents, [&](auto* t) {
     using T = TYPE_OF(t);
     write_latents(data<T>(latents), data<T>(pages), in, table.size(1), a);
   });
@@ -39,7 +39,7 @@ inline void attention_latent_op(Call& call) {
   const int32_t* in = checked_table(a, table, pages.size(0), false);
   a.scale = call.number(6);
   Tensor out = call.result({a.tokens, a.heads, a.v_dim}, q.scalar_type());
-  by_type(q.scalar_type(), [&](auto* t) {
+  by_type(q, [&](auto* t) {
     using T = TYPE_OF(t);
     attention_latent(data<T>(q), data<T>(pages), in, table.size(1), data<T>(out), a);
   });

@@ -12,7 +12,7 @@ inline void pack(Call& call, bool columns) {
   const int64_t rows = source.size(0), width = source.size(1);
   const int64_t n = columns ? rows : width, k = columns ? width : rows;
   Tensor out = call.result({panels(n), k, PANEL}, type);
-  by_type(source.scalar_type(), [&](auto* s) {
+  by_type(source, [&](auto* s) {
     by_type(type, [&](auto* t) {
       using S = TYPE_OF(s);
       using T = TYPE_OF(t);
@@ -38,7 +38,7 @@ inline void gemm_op(Call& call) {
   const at::ScalarType type = call.type(4);
   if (call.given(3)) expect_sizes("bias", call.tensor(3), {n});
   Tensor y = call.result({m, n}, type);
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     const T* bias = call.given(3) ? data<T>(call.tensor(3)) : nullptr;
     if (type == at::kFloat)
@@ -53,7 +53,7 @@ inline void transposed(const Tensor& a, const Tensor& packed, const Tensor& y, b
   const int64_t k = a.size(0), m = a.size(1), n = y.size(1);
   TORCH_CHECK(y.size(0) == m && packed.sizes() == at::IntArrayRef({panels(n), k, PANEL}), "transposed product of ",
               a.sizes(), " with packed ", packed.sizes(), " into ", y.sizes());
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     gemm<T, float>(data<T>(a), 1, m, data<T>(packed), nullptr, data<float>(y), m, n, k, accumulate);
   });
@@ -72,7 +72,7 @@ inline void column_sums_op(Call& call) {
   const Tensor& x = call.tensor(0);
   expect_dimensions("rows of a sum", x, 2);
   Tensor y = call.result({x.size(1)}, at::kFloat);
-  by_type(x.scalar_type(),
+  by_type(x,
           [&](auto* t) { column_sums(data<TYPE_OF(t)>(x), x.size(0), x.size(1), data<float>(y)); });
 }
 

@@ -88,7 +88,7 @@ inline void dispatch_op(Call& call) {
   expect_dimensions("rows", rows, 1);
   check_indices("rows", rows, x.size(0));
   Tensor y = call.result({rows.size(0), x.size(1)}, x.scalar_type());
-  by_type(x.scalar_type(), [&](auto* t) {
+  by_type(x, [&](auto* t) {
     using T = TYPE_OF(t);
     dispatch(data<T>(x), data<int32_t>(rows), data<T>(y), rows.size(0), x.size(1));
   });
@@ -100,7 +100,7 @@ inline void dispatch_backward_op(Call& call) {
   expect_dimensions("slots", slots, 2);
   check_indices("slots", slots, dy.size(0));
   Tensor dx = call.result({slots.size(0), dy.size(1)}, dy.scalar_type());
-  by_type(dy.scalar_type(), [&](auto* t) {
+  by_type(dy, [&](auto* t) {
     using T = TYPE_OF(t);
     dispatch_backward(data<T>(dy), data<int32_t>(slots), data<T>(dx), slots.size(0), slots.size(1), dy.size(1));
   });
@@ -114,7 +114,7 @@ inline void combine_op(Call& call) {
   check_indices("slots", slots, y.size(0));
   const int64_t tokens = slots.size(0), d = y.size(1);
   Tensor out = call.result({tokens, d}, y.scalar_type());
-  by_type(y.scalar_type(), [&](auto* t) {
+  by_type(y, [&](auto* t) {
     using T = TYPE_OF(t);
     combine(data<T>(y), data<float>(weights), data<int32_t>(slots), data<T>(out), tokens, slots.size(1), d);
   });
@@ -129,7 +129,7 @@ inline void combine_backward_op(Call& call) {
   expect_sizes("y", y, {slots.numel(), d_out.size(1)});
   check_indices("slots", slots, y.size(0));
   Tensor dy = call.result_like(y), dw = call.result_like(weights);
-  by_type(y.scalar_type(), [&](auto* t) {
+  by_type(y, [&](auto* t) {
     using T = TYPE_OF(t);
     combine_backward(data<T>(d_out), data<T>(y), data<float>(weights), data<int32_t>(slots), data<T>(dy),
                      data<float>(dw), slots.size(0), slots.size(1), y.size(1));
@@ -165,7 +165,7 @@ inline void grouped_gemm_op(Call& call) {
   const int64_t m = a.size(0), k = a.size(1), n = call.integer(3);
   expect_sizes("packed", packed[0], {panels(n), k, PANEL});
   Tensor y = call.result({m, n}, a.scalar_type());
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     const auto list = pointers<T>(packed);
     grouped_gemm<T, T>(data<T>(a), at, list.size(), list.data(), data<T>(y), n, k);
@@ -181,8 +181,8 @@ inline void grouped_product_op(Call& call) {
   const int64_t m = a.size(0), k = a.size(1), n = weights[0].size(by_rows ? 1 : 0);
   TORCH_CHECK(weights[0].size(by_rows ? 0 : 1) == k, "rows of ", k, " with matrices ", weights[0].sizes());
   Tensor y = call.result({m, n}, a.scalar_type());
-  by_type(weights[0].scalar_type(), [&](auto* s) {
-    by_type(a.scalar_type(), [&](auto* t) {
+  by_type(weights[0], [&](auto* s) {
+    by_type(a, [&](auto* t) {
       using S = TYPE_OF(s);
       using T = TYPE_OF(t);
       const auto list = pointers<S>(weights);
@@ -202,7 +202,7 @@ inline void grouped_gated_op(Call& call) {
   expect_sizes("up", ups[0], {panels(n), k, PANEL});
   Tensor y = call.result({m, n}, a.scalar_type());
   Tensor gate = call.result({keep ? m : 0, n}, a.scalar_type()), up = call.result_like(gate);
-  by_type(a.scalar_type(), [&](auto* t) {
+  by_type(a, [&](auto* t) {
     using T = TYPE_OF(t);
     grouped_gated<T>(data<T>(a), at, gates.size(), pointers<T>(gates).data(), pointers<T>(ups).data(),
                      int(call.integer(5)), data<T>(y), keep ? data<T>(gate) : nullptr, keep ? data<T>(up) : nullptr, n,
@@ -222,8 +222,8 @@ inline void grouped_gated_product_op(Call& call) {
   expect_sizes("up", ups[0], {n, k});
   Tensor y = call.result({m, n}, a.scalar_type());
   Tensor gate = call.result({keep ? m : 0, n}, a.scalar_type()), up = call.result_like(gate);
-  by_type(gates[0].scalar_type(), [&](auto* s) {
-    by_type(a.scalar_type(), [&](auto* t) {
+  by_type(gates[0], [&](auto* s) {
+    by_type(a, [&](auto* t) {
       using S = TYPE_OF(s);
       using T = TYPE_OF(t);
       grouped_gated_product<S, T>(data<T>(a), at, gates.size(), pointers<S>(gates).data(), pointers<S>(ups).data(),
@@ -241,7 +241,7 @@ inline void grouped_weight_gradient_op(Call& call) {
   const int64_t n = dy.size(1), k = x.size(1);
   TORCH_CHECK(dy.size(0) == x.size(0), dy.size(0), " rows of dy for ", x.size(0));
   Tensor dw = call.result({experts, n, k}, at::kFloat);
-  by_type(dy.scalar_type(), [&](auto* t) {
+  by_type(dy, [&](auto* t) {
     using T = TYPE_OF(t);
     grouped_weight_gradient(data<T>(dy), data<T>(x), at, experts, data<float>(dw), n, k);
   });

@@ -8,7 +8,7 @@ namespace lockstep {
 // Calls f(X*, T*) for the types of a norm: x, and y as the weight is; x is never narrower than y.
 template <typename F>
 void norm_types(const Tensor& x, const Tensor& weight, F f) {
-  by_type(weight.scalar_type(), [&](auto* t) {
+  by_type(weight, [&](auto* t) {
     if (x.scalar_type() == at::kFloat)
       f((float*)nullptr, t);
     else
@@ -70,7 +70,7 @@ inline void add_rms_norm_op(Call& call) {
   const NormSize n(x, weight);
   expect_sizes("h", h, x.sizes());
   Tensor sum = call.result_like(x), y = call.result(x.sizes(), h.scalar_type()), rstd = call.result({n.rows}, at::kFloat);
-  by_type(h.scalar_type(), [&](auto* t) {
+  by_type(h, [&](auto* t) {
     using T = TYPE_OF(t);
     rms_norm<float, T>(data<float>(x), data<T>(weight), call.number(3), call.number(4), data<T>(y), data<float>(rstd),
                        n.rows, n.d, {data<T>(h), data<float>(sum)});
@@ -85,7 +85,7 @@ inline void add_rms_norm_backward_op(Call& call) {
   expect_sizes("d_sum", d_sum, sum.sizes());
   expect_sizes("rstd", rstd, {n.rows});
   Tensor dx = call.result_like(sum), dh = call.result_like(dy), dw = call.result({n.d}, at::kFloat);
-  by_type(dy.scalar_type(), [&](auto* t) {
+  by_type(dy, [&](auto* t) {
     using T = TYPE_OF(t);
     rms_norm_backward<float, T>(data<T>(dy), data<float>(sum), data<T>(weight), call.number(5), data<float>(rstd),
                                 data<float>(dx), data<float>(dw), n.rows, n.d, {data<float>(d_sum), data<T>(dh)});
@@ -129,7 +129,7 @@ inline void add_layer_norm_op(Call& call) {
   if (call.given(3)) expect_sizes("bias", call.tensor(3), {n.d});
   Tensor sum = call.result_like(x), y = call.result(x.sizes(), h.scalar_type());
   Tensor mean = call.result({n.rows}, at::kFloat), rstd = call.result({n.rows}, at::kFloat);
-  by_type(h.scalar_type(), [&](auto* t) {
+  by_type(h, [&](auto* t) {
     using T = TYPE_OF(t);
     layer_norm<float, T>(data<float>(x), data<T>(weight), call.given(3) ? data<T>(call.tensor(3)) : nullptr,
                          call.number(4), data<T>(y), data<float>(mean), data<float>(rstd), n.rows, n.d,
@@ -147,7 +147,7 @@ inline void add_layer_norm_backward_op(Call& call) {
   expect_sizes("rstd", rstd, {n.rows});
   Tensor dx = call.result_like(sum), dh = call.result_like(dy);
   Tensor dw = call.result({n.d}, at::kFloat), db = call.result({n.d}, at::kFloat);
-  by_type(dy.scalar_type(), [&](auto* t) {
+  by_type(dy, [&](auto* t) {
     using T = TYPE_OF(t);
     layer_norm_backward<float, T>(data<T>(dy), data<float>(sum), data<T>(weight), data<float>(mean), data<float>(rstd),
                                   data<float>(dx), data<float>(dw), data<float>(db), n.rows, n.d,

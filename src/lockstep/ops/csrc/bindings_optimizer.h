@@ -25,7 +25,7 @@ inline void dequantize_op(Call& call) {
   TORCH_CHECK(blocks.scalar_type() == at::kByte && blocks.is_contiguous(), "expected contiguous bytes");
   TORCH_CHECK(count > 0 && out.numel() % count == 0 && blocks.numel() == out.numel() / count * size, blocks.numel(),
               " bytes are not the blocks of ", out.numel(), " values");
-  by_type(out.scalar_type(), [&](auto* t) {
+  by_type(out, [&](auto* t) {
     const bool known = dequantize(int(kind), data<uint8_t>(blocks), out.numel(), data<TYPE_OF(t)>(out));
     TORCH_CHECK(known, "unknown ggml format ", kind);
   });

@@ -21,7 +21,7 @@ inline void rope_op(Call& call) {
   const Tensor &x = call.tensor(0), &positions = call.tensor(1), &table = call.tensor(2);
   const int32_t* at = checked_positions(positions, x, table);
   Tensor y = call.result_like(x);
-  by_type(x.scalar_type(), [&](auto* t) {
+  by_type(x, [&](auto* t) {
     using T = TYPE_OF(t);
     rope(data<T>(x), at, data<float>(table), call.number(3), data<T>(y), x.size(0), x.size(1), x.size(2));
   });
@@ -30,7 +30,7 @@ inline void rope_op(Call& call) {
 inline void activation_op(Call& call) {
   const Tensor& x = call.tensor(0);
   Tensor y = call.result_like(x);
-  by_type(x.scalar_type(), [&](auto* t) {
+  by_type(x, [&](auto* t) {
     using T = TYPE_OF(t);
     activation(data<T>(x), int(call.integer(1)), data<T>(y), x.numel());
   });
@@ -40,7 +40,7 @@ inline void activation_backward_op(Call& call) {
   const Tensor &dy = call.tensor(0), &x = call.tensor(1);
   expect_sizes("dy", dy, x.sizes());
   Tensor dx = call.result_like(x);
-  by_type(x.scalar_type(), [&](auto* t) {
+  by_type(x, [&](auto* t) {
     using T = TYPE_OF(t);
     activation_backward(data<T>(dy), data<T>(x), int(call.integer(2)), data<T>(dx), x.numel());
   });
@@ -50,7 +50,7 @@ inline void gated_op(Call& call) {
   const Tensor &gate = call.tensor(0), &up = call.tensor(1);
   expect_sizes("up", up, gate.sizes());
   Tensor y = call.result_like(gate);
-  by_type(gate.scalar_type(), [&](auto* t) {
+  by_type(gate, [&](auto* t) {
     using T = TYPE_OF(t);
     gated(data<T>(gate), data<T>(up), int(call.integer(2)), data<T>(y), gate.numel());
   });
@@ -61,7 +61,7 @@ inline void gated_backward_op(Call& call) {
   expect_sizes("dy", dy, gate.sizes());
   expect_sizes("up", up, gate.sizes());
   Tensor d_gate = call.result_like(gate), d_up = call.result_like(up);
-  by_type(gate.scalar_type(), [&](auto* t) {
+  by_type(gate, [&](auto* t) {
     using T = TYPE_OF(t);
     gated_backward(data<T>(dy), data<T>(gate), data<T>(up), int(call.integer(3)), data<T>(d_gate), data<T>(d_up),
                    gate.numel());
@@ -74,7 +74,7 @@ inline void share_heads_op(Call& call) {
   const int64_t tokens = x.size(0), d = x.size(1), heads = call.integer(1);
   TORCH_CHECK(heads > 0, "copies for ", heads, " heads: expected at least one");
   Tensor y = call.result({tokens, heads, d}, x.scalar_type());
-  by_type(x.scalar_type(), [&](auto* t) {
+  by_type(x, [&](auto* t) {
     using T = TYPE_OF(t);
     share_heads(data<T>(x), data<T>(y), tokens, heads, d);
   });
@@ -84,7 +84,7 @@ inline void share_heads_backward_op(Call& call) {
   const Tensor& dy = call.tensor(0);
   expect_dimensions("gradients of heads", dy, 3);
   Tensor dx = call.result({dy.size(0), dy.size(2)}, dy.scalar_type());
-  by_type(dy.scalar_type(), [&](auto* t) {
+  by_type(dy, [&](auto* t) {
     using T = TYPE_OF(t);
     share_heads_backward(data<T>(dy), data<T>(dx), dy.size(0), dy.size(1), dy.size(2));
   });

@@ -23,8 +23,8 @@ inline void embedding_op(Call& call) {
   const int64_t rows = tokens.size(0), held = weight.size(0), d = weight.size(1);
   const int64_t* ids = checked_tokens(tokens, rows, call.integer(5), false);
   Tensor y = call.result({rows, d}, call.type(2));
-  by_type(weight.scalar_type(), [&](auto* s) {
-    by_type(y.scalar_type(), [&](auto* o) {
+  by_type(weight, [&](auto* s) {
+    by_type(y, [&](auto* o) {
       embedding(ids, data<TYPE_OF(s)>(weight), call.number(3), data<TYPE_OF(o)>(y), rows, d, call.integer(4), held);
     });
   });
@@ -36,8 +36,8 @@ inline void embedding_backward_op(Call& call) {
   const int64_t held = call.integer(2), rows = dy.size(0), d = dy.size(1);
   expect_sizes("tokens", tokens, {rows});
   Tensor dw = call.result({held, d}, call.type(4));
-  by_type(dy.scalar_type(), [&](auto* s) {
-    by_type(dw.scalar_type(), [&](auto* o) {
+  by_type(dy, [&](auto* s) {
+    by_type(dw, [&](auto* o) {
       embedding_backward(data<int64_t>(tokens), data<TYPE_OF(s)>(dy), call.number(3), data<TYPE_OF(o)>(dw), rows, d,
                          call.integer(5), held);
     });
@@ -69,7 +69,7 @@ inline void cross_entropy_backward_op(Call& call) {
   const int64_t rows = logits.size(0);
   for (const Tensor* one : {&lse, &targets, &weights}) expect_sizes("of each row", *one, {rows});
   Tensor d = call.result(logits.sizes(), call.type(7));
-  by_type(d.scalar_type(), [&](auto* t) {
+  by_type(d, [&](auto* t) {
     cross_entropy_backward(data<float>(logits), data<float>(lse), data<int64_t>(targets), data<float>(weights),
                            call.number(4), call.number(5), data<TYPE_OF(t)>(d), logits.size(1), rows, logits.size(1),
                            call.integer(6));
@@ -136,7 +136,7 @@ inline void linear_cross_entropy_op(Call& call) {
   Tensor entropies = call.result({entropy ? rows : 0}, at::kFloat);
   Tensor dx = d_hidden ? call.result_like(hidden) : call.result({0}, hidden.scalar_type());
   Tensor dw = d_weight ? call.result(weight.sizes(), at::kFloat) : call.result({0}, at::kFloat);
-  by_type(hidden.scalar_type(), [&](auto* h) {
+  by_type(hidden, [&](auto* h) {
     using T = TYPE_OF(h);
     Workspace measured(nullptr);
     cross_entropy_buffers<T>(measured, rows, d, vocabulary, d_hidden, d_weight);
@@ -148,7 +148,7 @@ inline void linear_cross_entropy_op(Call& call) {
     if (entropy) c.entropies = data<float>(entropies);
     if (d_hidden) c.d_hidden = data<T>(dx);
     if (d_weight) c.d_weight = data<float>(dw);
-    by_type(weight.scalar_type(), [&](auto* s) { linear_cross_entropy(c, data<TYPE_OF(s)>(weight)); });
+    by_type(weight, [&](auto* s) { linear_cross_entropy(c, data<TYPE_OF(s)>(weight)); });
   });
 }
 
@@ -156,8 +156,8 @@ inline void scaled_op(Call& call) {
   const Tensor &x = call.tensor(0), &scale = call.tensor(1);
   TORCH_CHECK(scale.numel() == 1, "expected one factor, got ", scale.sizes());
   Tensor y = call.result(x.sizes(), call.type(2));
-  by_type(x.scalar_type(), [&](auto* s) {
-    by_type(y.scalar_type(), [&](auto* o) {
+  by_type(x, [&](auto* s) {
+    by_type(y, [&](auto* o) {
       scaled(data<TYPE_OF(s)>(x), *data<float>(scale), data<TYPE_OF(o)>(y), x.numel());
     });
   });

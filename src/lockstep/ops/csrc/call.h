@@ -44,10 +44,22 @@ struct Element<uint8_t> {
   static constexpr auto type = at::kByte;
 };
 
+// Thrown for a tensor that no kernel can read; `run` says which argument it is.
+struct WrongTensor {
+  const at::TensorImpl* tensor;
+  std::string why;
+};
+[[noreturn]] inline void refuse(const Tensor& x, const std::string& why) {
+  throw WrongTensor{x.unsafeGetTensorImpl(), why};
+}
+inline std::string name_of(at::ScalarType type) { return std::string(c10::getDtypeNames(type).first); }
+
 template <typename T>
 T* data(const Tensor& x) {
-  TORCH_CHECK(x.scalar_type() == Element<T>::type, "expected ", Element<T>::type, ", got ", x.scalar_type());
-  TORCH_CHECK(x.is_contiguous(), "expected a contiguous tensor");
+  const auto type = x.scalar_type();
+  if (type != Element<T>::type)
+    refuse(x, "is " + name_of(type) + ": expected " + name_of(Element<T>::type) + ", give it converted by .to()");
+  if (!x.is_contiguous()) refuse(x, "is not contiguous: give contiguous() of it");
   TORCH_CHECK(x.numel() == 0 || x.storage().data(), "a tensor ", x.sizes(), " whose memory was given back");
   return static_cast<T*>(x.data_ptr());
 }
@@ -79,7 +91,7 @@ class Call {
     if (!out_) return results_.emplace_back(at::detail::empty_cpu(sizes, type));
     const Tensor& y = tensor(inputs_ + written_++);
     expect_sizes("out", y, sizes);
-    TORCH_CHECK(y.scalar_type() == type, "out: expected ", type, ", got ", y.scalar_type());
+    TORCH_CHECK(y.scalar_type() == type, "out: expected ", name_of(type), ", got ", name_of(y.scalar_type()));
     TORCH_CHECK(y.is_contiguous(), "out: expected a contiguous tensor");
     return y;
   }
@@ -112,8 +124,17 @@ class Call {
 // Calls f(T*) with a null pointer of the element type: float or bf16.
 template <typename F>
 auto by_type(at::ScalarType type, F f) {
-  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "expected float32 or bfloat16, got ", type);
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16, "the compute dtype is ", name_of(type),
+              ": expected float32 or bfloat16, or compute with operators(\"fast\")");
   return type == at::kFloat ? f((float*)nullptr) : f((bf16*)nullptr);
+}
+template <typename F>
+auto by_type(const Tensor& x, F f) {
+  const auto type = x.scalar_type();
+  if (type != at::kFloat && type != at::kBFloat16)
+    refuse(x, "is " + name_of(type) + ": expected float32 or bfloat16, give it converted by .to(), or compute with "
+              "operators(\"fast\")");
+  return by_type(type, f);
 }
 #define TYPE_OF(pointer) std::remove_pointer_t<decltype(pointer)>
 
@@ -127,7 +148,26 @@ Kernel kernel_named(const std::string& name);
 template <void (*body)(Call&)>
 void run_into(const c10::IValue* const* arguments, size_t inputs) {
   Call call(arguments, inputs, true);
-  body(call);
+  try {
+    body(call);
+  } catch (const WrongTensor& wrong) {
+    TORCH_CHECK(false, "a tensor ", wrong.why);
+  }
+}
+
+// The operator and its argument that holds a tensor, before what is wrong with it.
+inline std::string place_of(const at::TensorImpl* tensor, const c10::FunctionSchema& schema,
+                            const c10::SmallVector<const c10::IValue*, 16>& arguments) {
+  auto holds = [&](const c10::IValue& value) {
+    if (value.isTensor()) return value.toTensor().unsafeGetTensorImpl() == tensor;
+    if (!value.isTensorList()) return false;
+    for (const Tensor& x : value.toTensorVector())
+      if (x.unsafeGetTensorImpl() == tensor) return true;
+    return false;
+  };
+  for (size_t i = 0; i < arguments.size(); i++)
+    if (holds(*arguments[i])) return schema.name() + ": " + schema.arguments()[i].name() + " ";
+  return schema.name() + ": a tensor ";
 }
 
 // Whether two tensors have memory in common.
@@ -167,7 +207,11 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = 0; i < count; i++) arguments.push_back(&(*stack)[first + i]);
   if constexpr (form == RESULTS_GIVEN || form == NO_RESULTS) check_apart(schema, arguments);
   Call call(arguments.data(), count - (out ? schema.returns().size() : 0), out);
-  body(call);
+  try {
+    body(call);
+  } catch (const WrongTensor& wrong) {
+    TORCH_CHECK(false, place_of(wrong.tensor, schema, arguments), wrong.why);
+  }
   std::vector<Tensor> results = call.results();
   torch::jit::drop(*stack, count);
   for (Tensor& y : results) stack->emplace_back(std::move(y));
