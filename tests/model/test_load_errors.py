@@ -140,6 +140,19 @@ def test_what_cannot_be_read_is_named(directory):
         load(directory)
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("run.yaml", "A configuration says how to train a model and is none"),
+        ("model.safetensors", "the folder it lies in"),
+    ],
+)
+def test_a_file_that_is_no_model_says_what_is(tmp_path, name, instead):
+    (tmp_path / name).write_text("model: {}")
+    with pytest.raises(LockstepError, match=f"is no GGUF file.*{instead}"):
+        load(tmp_path / name)
+
+
 def test_wrong_arguments(directory, monkeypatch):
     with pytest.raises(LockstepError, match=r"nowhere: no such file.*smollm2-135m"):
         load("nowhere")

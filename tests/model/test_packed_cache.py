@@ -197,7 +197,8 @@ def test_the_commands_list_and_clear_them(smollm2, tmp_path, monkeypatch, capsys
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load(smollm2, packed=PackedCache(print, directory=tmp_path / "lockstep" / "weights", small=0))
     assert run(["cache", "ls"]) == 0
-    assert str(smollm2) in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith(f"  {smollm2}"), "a path stands last, where it moves no column"
     assert run(["cache", "clear", "--weights"]) == 0
     assert "removed 1 entry" in capsys.readouterr().out
     assert not list(packed.entries(packed.packed_dir()))

@@ -67,6 +67,12 @@ def test_a_level_that_is_named_is_what_runs(tiny: Tiny, level: str, kind: type) 
     assert not notes
 
 
+@pytest.mark.parametrize("passes", [{"disable_pass": ["dead-code"]}, {"only_pass": ["dead-code"]}])
+def test_passes_that_are_named_run_however_short_the_run(tiny: Tiny, passes: dict[str, list[str]]) -> None:
+    assert run(tiny(train={"steps": 2}, compile=passes), notes := [])[0] == [Whole] * 2
+    assert not notes
+
+
 def test_level_o0_says_that_there_is_nothing_to_explain(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tiny(train={"steps": 2}, compile={"level": "O0", "explain": True}), [])[0] == [Eager] * 2
     assert capsys.readouterr().err.count("compile.explain: compile.level is O0, so operators run one by one") == 1

@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
@@ -81,11 +82,16 @@ TRACING = threading.RLock()
 what is patched looks at nothing but the trace's own modes, which belong to the tracing thread."""
 
 
+@lru_cache
 def import_tracer() -> None:
-    """Import what traces: once in a process, and longer than any capture takes. A process that serves is without the
-    meta kernels until now."""
-    for name in ("torch._meta_registrations", "torch._subclasses.fake_tensor", "torch.fx.experimental.proxy_tensor"):
-        importlib.import_module(name)
+    """Import what traces, by tracing something: once in a process, and longer than any capture takes. A process that
+    serves is without the meta kernels until now."""
+    importlib.import_module("torch._meta_registrations")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode():
+        make_fx(torch.neg)(torch.empty(1))
 
 
 def capture(

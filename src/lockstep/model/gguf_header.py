@@ -37,12 +37,21 @@ def read_header(file: Path) -> Header:
     """LockstepError for a file that is no GGUF or ends within its header."""
     with file.open("rb") as opened:
         if opened.read(4) != b"GGUF":
-            raise LockstepError(f"{file} is no GGUF file: it does not start with the letters GGUF")
+            raise LockstepError(f"{file} is no GGUF file: it does not start with the letters GGUF. {_instead(file)}")
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     try:
         return _parse(_Cursor(data, 4), data, file)
     except (struct.error, UnicodeDecodeError, KeyError, IndexError) as error:
         raise LockstepError(f"{file} is damaged or incomplete: its header cannot be read ({error!r})") from error
+
+
+def _instead(file: Path) -> str:
+    """What to give as a model in place of a file that is none."""
+    if file.suffix in (".yaml", ".yml", ".toml"):
+        return "A configuration says how to train a model and is none: give the folder that `lockstep export` writes."
+    if file.suffix == ".safetensors" or file.name == "config.json":
+        return f"Give the folder it lies in: {file.parent}"
+    return "Give a .gguf file, or the folder of a Hugging Face model."
 
 
 def _parse(cursor: _Cursor, data: mmap.mmap, file: Path) -> Header:

@@ -43,7 +43,7 @@ class Chosen:
     def _choose(self, done: int) -> None:
         how, now = self._config.compile, time.perf_counter()
         self._settled = True
-        if how.level != "auto" or how.explain:
+        if how.wanted:
             self._now = self._made(False)
         elif self._began is None:
             try:

@@ -52,13 +52,13 @@ def _kinds(found: Sequence[Entry]) -> list[str]:
     for kind in sorted({one.of for one in found}):
         some = [one for one in found if one.of == kind]
         count, held = quantities.entries(len(some)), quantities.size(sum(one.size for one in some))
-        lines.append(f"{kind:24s} {count:>12s} {held:>10s}  newest {_moment(max(one.written for one in some))}")
+        lines.append(f"{count:>12s} {held:>10s}  newest {_moment(max(one.written for one in some))}  {kind}")
     return lines
 
 
 def _each(found: Sequence[Entry]) -> list[str]:
     ordered = sorted(found, key=lambda one: (one.of, one.written))
-    return [f"{one.of:24s} {one.name:40s} {quantities.size(one.size):>10s}  {_moment(one.written)}" for one in ordered]
+    return [f"{quantities.size(one.size):>10s}  {_moment(one.written)}  {one.name:40s}  {one.of}" for one in ordered]
 
 
 def _built(directory: Path) -> list[Entry]:
