@@ -197,6 +197,11 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     assert "byte 7 is not UTF-8" in complaint(path=tmp_path / "run.yaml")
 
 
+def test_a_plan_is_no_configuration(tmp_path):
+    path = written(tmp_path, "plan: 1\nmodel: {}\nlayout: {pp: 2}\n")
+    assert "is a plan, as `lockstep plan` writes it, and no configuration: give it as --plan" in complaint(path=path)
+
+
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     with pytest.raises(LockstepError, match="cannot write the configuration"):
         save_config(Config(), tmp_path / "none" / "run.yaml")

@@ -7,8 +7,9 @@ import pytest
 
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Coefficients, Layout, Measured, calibrate, load_cluster, model_shape, predict
-from lockstep.plan.calibrate import load_measured, measured_columns
+from lockstep.plan.calibrate import load_measured, measured_columns, measured_row
 from lockstep.plan.coefficients import load_coefficients, save_coefficients
+from lockstep.plan.fit_report import fit_text
 from lockstep.plan.steptime import step_time
 
 CLUSTER = load_cluster("16xA100-80")
@@ -19,6 +20,9 @@ LAYOUTS = [
     for size in (1, 2)
     for kind in ("none", "full")
 ]
+
+
+ROW = {"model": "llama3-8b", "layout": {"dp": 8, "micro_batch": 2}, "sequences": 64, "seq": 4096, "step_s": 3.0}
 
 
 def runs(truth):
@@ -107,6 +111,15 @@ def test_bad_rows():
 def test_rows_of_no_run(changes, message):
     with pytest.raises(LockstepError, match=message):
         calibrate([{"model": "llama3-8b", "layout": {"dp": 8}, "sequences": 64, "seq": 8, "step_s": 1, **changes}])
+
+
+def test_a_row_names_its_model_and_one_that_is_far_off_is_told():
+    with pytest.raises(LockstepError, match="calibrate: row 1: model is -1; give a name"):
+        calibrate([ROW, {**ROW, "model": -1}], "8xH100")
+    near, far = (measured_row({**ROW, "step_s": seconds}) for seconds in (3.0, 30.0))
+    told = fit_text([near, far], load_cluster("8xH100"), Coefficients())
+    assert "row 1 (from 0): more than 30 % off after the fit too" in told
+    assert "(from 0)" not in fit_text([near], load_cluster("8xH100"), Coefficients())
 
 
 def test_a_row_that_is_no_mapping():

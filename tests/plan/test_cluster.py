@@ -103,6 +103,10 @@ def test_counts_and_names_of_any_length(given, message):
     ("old", "new", "message"),
     [
         ("cores: 132", "cores: 132\n  cores: 13", "the key 'cores' stands here and in line"),
+        ("name: H100\n", "", "mine.yaml' has no name; it is needed"),
+        ("name: H100\n", "name: 100\n", "name is 100, expected text"),
+        ("{bf16: 989, fp16: 989, fp32: 494, fp8: 1979}", "{}", "matrix_tflops is empty: give a rate for each dtype"),
+        ("[H100-80,", "[80,", "an entry of aliases is 80; give a str"),
         ("levels:", "uncertanty: 2\nlevels:", "unknown key 'uncertanty': the nearest is 'uncertainty'"),
         (
             "matrix_efficiency: 0.72",

@@ -54,6 +54,8 @@ def _read(path: Path) -> dict[str, Any]:
         )
     if not isinstance(tree, dict):
         raise LockstepError(f"{path} holds {type(tree).__name__} {tree!r:.60}: expected a mapping, such as `train:`")
+    if "plan" in tree and "layout" in tree:
+        raise LockstepError(f"{path} is a plan, as `lockstep plan` writes it, and no configuration: give it as --plan")
     return tree
 
 

@@ -96,7 +96,10 @@ def measured_row(row: Mapping[str, Any], what: str = "a row") -> Measured:
         raise LockstepError(f"calibrate: {what} has no {missing[0]}: it needs {', '.join(_ROW)}.")
     layout = typed(Layout, row["layout"], f"calibrate: {what}: layout")
     batch = Batch(*(whole(row[name], f"calibrate: {what}: {name}") for name in ("sequences", "seq")))
-    return Measured(model_shape(row["model"]), layout, batch, row["step_s"])
+    try:
+        return Measured(model_shape(row["model"]), layout, batch, row["step_s"])
+    except LockstepError as error:
+        raise LockstepError(f"calibrate: {what}: {error}") from error
 
 
 _ROW = ("model", "layout", "sequences", "seq", "step_s")

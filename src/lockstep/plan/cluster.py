@@ -186,11 +186,15 @@ def _parse(path: Path) -> dict[str, Any]:
 def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
     where = f"cluster description {kind!r}"
     known_keys(description, _KEYS, where)
-    given = description.get("device")
-    named = {**given, "name": description.get("name")} if isinstance(given, dict) else given
+    if missing := [name for name in ("name", "device", "levels") if name not in description]:
+        raise LockstepError(f"{where} has no {missing[0]}; it is needed.")
+    if not isinstance(description["name"], str):
+        raise LockstepError(f"{where}: name is {description['name']!r:.60}, expected text.")
+    given = description["device"]
+    named = {**given, "name": description["name"]} if isinstance(given, dict) else given
     device = typed(Device, named, f"{where}: device")
-    listed = enumerate(instance(description.get("levels"), list, f"{where}: levels"))
-    levels = tuple(typed(Level, level, f"{where}: level {i}") for i, level in listed)
+    given = instance(description["levels"], list, f"{where}: levels")
+    levels = tuple(typed(Level, level, f"{where}: level {i}") for i, level in enumerate(given))
     names = [level.name for level in levels]
     if twice := [name for name in names if names.count(name) > 1]:
         raise LockstepError(f"{where}: two levels are called {twice[0]!r}; name each once.")
@@ -203,14 +207,18 @@ def _build(description: dict[str, Any], devices: int, kind: str) -> Cluster:
             number(getattr(level, name), f"{where}: {name} of level {level.name}", most=_FASTEST)
     if not levels or any(b.size < a.size for a, b in pairwise(levels)):
         raise LockstepError(f"{where}: levels must be listed from the inside out, sizes growing.")
-    instance(description.get("aliases", []), list, f"{where}: aliases")
-    sources = tuple(str(source) for source in instance(description.get("sources", []), list, f"{where}: sources"))
+    words = {key: instance(description.get(key, []), list, f"{where}: {key}") for key in ("aliases", "sources")}
+    for key, listed in words.items():
+        for word in listed:
+            instance(word, str, f"{where}: an entry of {key}")
     uncertainty = float(description.get("uncertainty", 1.0))
-    return Cluster(f"{devices}x{device.name}", devices, device, levels, sources, uncertainty)
+    return Cluster(f"{devices}x{device.name}", devices, device, levels, tuple(words["sources"]), uncertainty)
 
 
 def _check_device(device: Device, where: str) -> None:
     """Raise LockstepError for a number that no device has."""
+    if device.matrix_tflops == {}:
+        raise LockstepError(f"{where}: matrix_tflops is empty: give a rate for each dtype, as in {{bf16: 989}}.")
     for name, rate in instance(device.matrix_tflops, dict, f"{where}: matrix_tflops").items():
         number(rate, f"{where}: matrix_tflops {name}", _SLOWEST, _FASTEST)
     for name in ("memory_gb", "memory_gb_s", "cores", "host_gb_s"):
