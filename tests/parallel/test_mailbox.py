@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.parallel.mailbox import Letter, letters
-from lockstep.parallel.schedules import NAMES, Step, Table, embedding_rows, schedule, told
+from lockstep.parallel.schedules import NAMES, Step, Table, embedding_rows, messages, schedule, told
 from lockstep.parallel.schedules.dependencies import Need, gives, needs
 
 tables = st.builds(schedule, st.sampled_from(NAMES), st.integers(1, 4), st.sampled_from([4, 6, 8]))
@@ -91,7 +91,7 @@ def _done(table: Table, stopped: int, most: int) -> list[tuple[Step, ...]]:
 @given(tables)
 def test_what_is_told_to_have_arrived_was_needed_before(table: Table) -> None:
     """Every message but those after the last answer; each once, and sent by the device that is told."""
-    found, place = told(table), {}
+    found, place = told(messages(table)), {}
     for device, row in enumerate(table.rows):
         for position, step in enumerate(row):
             place |= {("made", made): (device, position) for made in gives(table, device, step)}

@@ -46,7 +46,7 @@ def settled(table: Table) -> dict[Letter, list[Letter]]:
     """By letter: what its receiver had sent to its sender that must have arrived, and no earlier letter told so."""
     return {
         Letter(_KIND[made.forward], made.micro_batch, made.group): [Letter(_KIND[f], m, group) for f, m, group in sent]
-        for made, sent in told(table).items()
+        for made, sent in told(messages(table)).items()
     }
 
 

@@ -86,6 +86,20 @@ def walks(shape: ModelShape, layout: Layout, batch: Batch) -> Iterator[RankMemor
     return (stage_memory(shape, layout, short, stage) for stage in range(layout.pp))
 
 
+def walks_that_fit(shape: ModelShape, layout: Layout, batch: Batch, room: float) -> list[RankMemory] | None:
+    """The same as a list; None where a stage takes more than ``room`` bytes. One that does is mostly at an end of the
+    pipeline, or of a row of stages with as many layers: those are looked at first."""
+    short, pp = as_full(layout, batch), layout.pp
+    layers = [sum(chunks) for chunks in layers_of_chunks(layout, shape.layers)]
+    ends = {0, pp - 1} | {s + after for s in range(pp - 1) if layers[s] != layers[s + 1] for after in (0, 1)}
+    found: dict[int, RankMemory] = {}
+    for stage in sorted(range(pp), key=lambda stage: stage not in ends):
+        found[stage] = stage_memory(shape, layout, short, stage)
+        if found[stage].peak > room:
+            return None
+    return [found[stage] for stage in range(pp)]
+
+
 def as_full(layout: Layout, batch: Batch) -> Batch:
     """A batch with fewer micro-batches in which each stage's memory rises exactly as high as in this one: where a
     replica adds all its gradients into one sum, and the schedule repeats, nothing rises any more once the pipeline was

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from lockstep.plan.rank_steps import worst_moment
 from lockstep.plan.rank_sums import ahead, experts_grow, halves, sent_off, waits
 from lockstep.plan.refine import layers_of_chunks, table_of
 from lockstep.plan.shape import ModelShape
-from lockstep.plan.streams import Held, streams_held
+from lockstep.plan.streams import streams_held
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ def rank_memory(
     fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
     replica = rank // (layout.cp * layout.tp) % layout.dp
     tied = shape.tied and shape.states == "masters"
-    streams = _streams(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks, tied)[stage]
+    streams = streams_held(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks, tied, stage)
     sizes = RankSizes(table, streams, stage, layers, mine, gradient, shape, replica)
     steps = tuple((str(step), float(n)) for step, n in zip(table.rows[stage], sizes.activations, strict=True))
     return RankMemory(rank, stage, fixed, steps, tuple(_moments(sizes)))
@@ -154,12 +153,6 @@ def _moment(rank: RankSizes, step: Step, activations: float, done: list[int], op
         usual = worst_moment(rank, found, step, done, sums, growing, opened)
         return max(ending, usual, key=lambda m: sum(m.values()))
     return worst_moment(rank, found, step, done, sums, growing, opened)
-
-
-@lru_cache(maxsize=256)
-def _streams(name: str, stages: int, micro_batches: int, chunks: int, tied: bool) -> tuple[tuple[Held, ...], ...]:
-    """`streams_held` of a table that many layouts share: their sizes do not matter."""
-    return streams_held(table_of(name, stages, micro_batches, chunks), tied)
 
 
 def _stage_rows(rows: Columns, layout: Layout, stage: int, layers: float) -> Columns:

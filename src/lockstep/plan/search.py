@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from heapq import heapify, heappop, heappush
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from lockstep.plan.infeasible import cannot_hold
 from lockstep.plan.layout import MOST_TOKENS, Batch, Layout
 from lockstep.plan.memory import memory
 from lockstep.plan.named_shape import model_shape
-from lockstep.plan.per_stage import walks
+from lockstep.plan.per_stage import walks, walks_that_fit
 from lockstep.plan.pins import Pins, check_pins
 from lockstep.plan.planfile import Plan
 from lockstep.plan.predict import Prediction, check_dtype, layout_prediction, prediction, timed, with_stages
@@ -160,8 +160,8 @@ def _that_fit(asked: _Asked, ranked: list[_Ranked]) -> Iterator[_Ranked]:
     while left:
         _, i, layout, its = heappop(left)
         if not its.stage_memory_gb:
-            stages = list(takewhile(lambda held: held.peak <= room, walks(asked.shape, layout, asked.batch)))
-            if len(stages) < layout.pp:
+            stages = walks_that_fit(asked.shape, layout, asked.batch, room)
+            if stages is None:
                 continue
             its = with_stages(its, stages, asked.place)
             if layout.pp > 1 and not its.simulated:

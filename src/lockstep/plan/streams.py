@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
 
 from lockstep.parallel.schedules import AHEAD, Message, Need, Table, embedding_rows, messages, told
+from lockstep.plan.refine import table_of
 
 
 class Held(NamedTuple):
@@ -19,19 +21,36 @@ class Held(NamedTuple):
     rows: int
 
 
-def streams_held(table: Table, tied: bool = False) -> tuple[tuple[Held, ...], ...]:
-    """For every device and step, streams between groups and their gradients that are there beside what layers keep:
+@lru_cache(maxsize=1024)
+def streams_held(name: str, stages: int, micro_batches: int, chunks: int, tied: bool, device: int) -> tuple[Held, ...]:
+    """For every step of a device, streams between groups and their gradients that are there beside what layers keep:
     what a group gave another device, until its backward (its own next group keeps it as its input); gradients that were
     sent, until what comes from there tells that they arrived; those that the step reads, also of its own next group;
-    messages that came before their turn; receives that are posted. tied: whether the first group sends rows of the
-    embedding's gradient to the last one's device."""
-    channels, arrived = messages(table), told(table)
+    messages that came before their turn; receives that are posted.
+
+    Many layouts share a table, here by what `table_of` takes, and their sizes do not matter. tied: whether the first
+    group sends rows of the embedding's gradient to the last one's device.
+    """
+    table = table_of(name, stages, micro_batches, chunks)
+    return tuple(_held(table, device, *_sent(name, stages, micro_batches, chunks, tied)))
+
+
+_Channels = Mapping[tuple[int, int], Sequence[Message]]
+
+
+@lru_cache(maxsize=16)
+def _sent(
+    name: str, stages: int, micro_batches: int, chunks: int, tied: bool
+) -> tuple[_Channels, Mapping[Need, list[Need]]]:
+    """Of all devices of a table: by sender and receiver their messages, and what each message tells has arrived."""
+    table = table_of(name, stages, micro_batches, chunks)
+    arrived = told(channels := messages(table))
     if tied:
         for message in _rows(table):
             channels.setdefault((message.sender, message.receiver), []).append(message)
     for channel in channels.values():
         channel.sort(key=lambda message: message.after)
-    return tuple(tuple(_held(table, device, channels, arrived)) for device in range(table.stages))
+    return channels, arrived
 
 
 def _rows(table: Table) -> Iterator[Message]:
@@ -49,17 +68,17 @@ def _is_rows(made: Need) -> bool:
     return not made.forward and made.group == 0
 
 
-def _held(
-    table: Table, device: int, channels: Mapping[tuple[int, int], Sequence[Message]], arrived: Mapping[Need, list[Need]]
-) -> Iterator[Held]:
+def _held(table: Table, device: int, channels: _Channels, arrived: Mapping[Need, list[Need]]) -> Iterator[Held]:
     coming = {pair[0]: deque(found) for pair, found in channels.items() if pair[1] == device}
     needed, made = defaultdict[int, list[Message]](list), defaultdict[int, list[Message]](list)
     for (sender, receiver), channel in channels.items():
-        for message in channel:
-            if receiver == device:
+        if receiver == device:
+            for message in channel:
                 needed[message.before].append(message)
-            elif sender == device and not _is_rows(message.made):
-                made[message.after].append(message)
+        elif sender == device:
+            for message in channel:
+                if not _is_rows(message.made):
+                    made[message.after].append(message)
     early, sent, own = set[Need](), set[Need](), set[Need]()
     for position, step in enumerate(table.rows[device]):
         for message in needed[position]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from lockstep.parallel.schedules.dependencies import Need, gives, needs
@@ -50,10 +51,11 @@ def messages(table: Table) -> dict[tuple[int, int], list[Message]]:
     return found
 
 
-def told(table: Table) -> dict[Need, list[Need]]:
-    """By what a device is sent: what of its own, to that sender, has arrived there, as the sender needed it before, and
-    no earlier message told so. Of both what was made: forward or not, micro-batch, group."""
-    found, channels = dict[Need, list[Need]](), messages(table)
+def told(channels: Mapping[tuple[int, int], list[Message]]) -> dict[Need, list[Need]]:
+    """Of a table's `messages`, by what a device is sent: what of its own, to that sender, has arrived there,
+    as the sender needed it before, and no earlier message told so. Of both what was made: forward or not, micro-batch,
+    group."""
+    found = dict[Need, list[Need]]()
     for (sender, receiver), channel in channels.items():
         back = deque(sorted(channels.get((receiver, sender), []), key=lambda message: message.before))
         for message in channel:
