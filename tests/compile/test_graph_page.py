@@ -80,11 +80,29 @@ def test_both_graphs_are_there_and_every_operator_tells_its_cost(page: Page) -> 
     expect(page.locator("#tip")).to_contain_text("fused: gate/up + gated activation (")
 
 
-def test_what_can_be_read_at_first_is_of_a_readable_size(page: Page) -> None:
+def smallest(page: Page, side: int) -> float:
+    """Pixels of the height of the least name."""
+    names = f"[...document.querySelectorAll('#view{side} .node text:not(.small)')]"
+    return float(page.evaluate(f"Math.min(...{names}.map(one => one.getBoundingClientRect().height))"))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_all_of_a_block_is_seen_at_first_and_a_double_click_makes_it_readable(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.reload()
+    outside = """side => { const frame = document.getElementById("view" + side).getBoundingClientRect();
+        return [...document.querySelectorAll(`#view${side} .node rect`)].filter(box => {
+            const b = box.getBoundingClientRect();
+            return b.left < frame.left || b.right > frame.right || b.top < frame.top || b.bottom > frame.bottom;
+        }).length; }"""
     for side in (0, 1):
-        boxes = page.locator(f"#view{side} .node text:not(.small)").all()
-        sizes = [box for box in (one.bounding_box() for one in boxes[:20]) if box is not None]
-        assert min(size["height"] for size in sizes) >= 8
+        assert page.evaluate(outside, side) == 0
+        assert smallest(page, side) < 8
+        page.locator(f"#view{side} .node", has_text="attention").first.dblclick()
+        assert smallest(page, side) >= 8
+        assert page.evaluate(outside, side) > 0
+        page.locator(f"#view{side} .node", has_text="attention").first.dblclick()
+        assert page.evaluate(outside, side) == 0
 
 
 def test_a_fused_region_has_one_colour_on_both_sides_and_in_the_key(page: Page) -> None:
@@ -128,6 +146,7 @@ def test_keys_and_the_wheel_move_and_zoom(page: Page) -> None:
 def test_graphs_of_thousands_of_nodes_can_be_used(page: Page) -> None:
     page.get_by_role("tab", name="deep").click()
     assert page.locator("#view0 .node").count() > 2000
+    assert smallest(page, 0) >= 8  # the top: of all of it at once boxes would be dots
     page.locator("#view0").focus()
     page.keyboard.press("0")
     box = page.locator("#view0 > g").bounding_box()

@@ -50,8 +50,8 @@ footer details { max-height: 30vh; overflow: auto; } footer li { margin: 1px 0; 
 </section><section><h2 id="head1"></h2>
 <svg id="view1" tabindex="0" role="img" aria-label="graph after the passes"></svg></section></main>
 <div id="tip" role="status"></div>
-<footer>Drag to pan; wheel or + and - to zoom; 0 for all of it. Click a node to see what it needs and what needs it, and
-its fused region on the other side. Dashed: backward pass.<details id="notes"></details></footer>
+<footer>Drag to pan; wheel or + and - to zoom; double-click to read; 0 for all of it. Click a node to see what it needs
+and what needs it, and its fused region on the other side. Dashed: backward pass.<details id="notes"></details></footer>
 <script type="application/json" id="data">@DATA@</script>
 <script>
 "use strict";
@@ -92,6 +92,8 @@ class View {
     const svg = this.svg;
     svg.addEventListener("wheel", event => { event.preventDefault();
       this.zoom(Math.exp(-event.deltaY * .0015), event.offsetX, event.offsetY); }, { passive: false });
+    svg.addEventListener("dblclick", event => {
+      if (this.scale < .9) this.zoom(1 / this.scale, event.offsetX, event.offsetY); else this.fit(); });
     svg.addEventListener("pointerdown", event => {
       this.drag = [event.clientX, event.clientY, this.x, this.y, false]; });
     svg.addEventListener("pointermove", event => this.move(event));
@@ -134,16 +136,19 @@ class View {
   }
   bounds() {
     const xs = this.graph.nodes.map(n => n.x * WIDE), ys = this.graph.nodes.map(n => n.y * HIGH);
-    return [Math.min(...xs) - BOX, Math.min(...ys) - HIGH, Math.max(...xs) + BOX, Math.max(...ys) + HIGH];
+    const aside = BOX / 2 + 12, above = TALL / 2 + 12;
+    return [Math.min(...xs) - aside, Math.min(...ys) - above, Math.max(...xs) + aside, Math.max(...ys) + above];
   }
-  start() {                            // as wide as can be read, from the top
+  start() {                            // all of it; where boxes would be dots, the top of it, as wide as can be read
+    this.fit();
+    if (this.scale >= .1) return;
     const [a, b, c] = this.bounds(), w = this.svg.clientWidth;
     this.scale = Math.min(1.1, Math.max(.75, w / (c - a))); this.x = w / 2 - (a + c) / 2 * this.scale;
-    this.y = 10 - (b + HIGH / 2) * this.scale; this.turn();
+    this.y = -b * this.scale; this.turn();
   }
   fit() {
     const [a, b, c, d] = this.bounds(), w = this.svg.clientWidth, h = this.svg.clientHeight;
-    this.scale = Math.min(w / (c - a), h / (d - b), 1.5);
+    this.scale = Math.min(w / (c - a), h / (d - b), 1.1);
     this.x = w / 2 - (a + c) / 2 * this.scale; this.y = h / 2 - (b + d) / 2 * this.scale; this.turn();
   }
   zoom(factor, x, y) {
@@ -203,7 +208,6 @@ function open(next) {
   stage = next;
   const nodes = [...stage.before.nodes, ...stage.after.nodes];
   regions = [...new Set(nodes.map(node => node.fused).filter(Boolean))];
-  views[0].show(stage.before, "Captured"); views[1].show(stage.after, "After the passes");
   const swatch = (style, name) => `<span><i style="${style}"></i>${text(name)}</span>`;
   document.getElementById("key").innerHTML =
     Object.keys(KINDS).filter(kind => KINDS[kind] && nodes.some(node => node.kind === kind && !node.fused))
@@ -214,6 +218,8 @@ function open(next) {
   notes.hidden = !stage.notes.length;
   notes.innerHTML = `<summary>${stage.notes.length} notes of the passes</summary><ul>` +
     stage.notes.map(note => `<li>${text(note)}</li>`).join("") + "</ul>";
+  // last: how much room is left for a graph depends on the rest
+  views[0].show(stage.before, "Captured"); views[1].show(stage.after, "After the passes");
 }
 views = [new View(0), new View(1)];
 const tabs = document.getElementById("stages");
