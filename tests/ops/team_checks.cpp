@@ -72,9 +72,10 @@ void counts() {
     for (const int64_t count : {0, 1, 5, 4096, 100001}) {
       std::vector<int> done(count + 16);
       each(count, 1, [&](int64_t i) { done[i]++; });
-      each_sixteen(count, 1, [&](int64_t i) { done[i]++; });
-      for (int64_t i = 0; i < count + 16; i++)
-        expect(done[i] == (i < count ? 1 : 0) + (i < count && i % 16 == 0 ? 1 : 0), "an index was not met once");
+      each_sixteen(count, 1, [&](int64_t i, auto n) {
+        for (int64_t j = 0; j < n; j++) done[i + j]++;
+      });
+      for (int64_t i = 0; i < count + 16; i++) expect(done[i] == (i < count ? 2 : 0), "an index was not met once by each");
     }
   }
 }
