@@ -93,5 +93,6 @@ def _said(error: HTTPException) -> str:
         return "this path does not take this method: /openapi.json lists what each takes."
     detail = str(error.detail)
     if detail == "There was an error parsing the body":
-        return "the body cannot be read as JSON (compressed, not UTF-8, nested too deeply, a number too long): send one object."
+        why = "compressed, not UTF-8, nested too deeply, a number too long"
+        return f"the body cannot be read as JSON ({why}): send one object."
     return detail if detail != HTTPStatus(error.status_code).phrase else f"{detail}."
