@@ -11,9 +11,9 @@ import pytest
 from tests import chromium
 from tests.chromium import browser as browser
 
-from lockstep.plan import Batch, Coefficients, Layout, load_cluster, model_shape, predict, rank_memory, search
+from lockstep.plan import Batch, Coefficients, Layout, load_cluster, model_shape, predict, search
 from lockstep.plan.frontier import pareto, ticks
-from lockstep.plan.per_stage import plan_simulation
+from lockstep.plan.per_stage import plan_simulation, stage_memory
 from lockstep.plan.report import report, tight
 from lockstep.plan.report_page import COLOURS, save_report
 
@@ -50,7 +50,7 @@ def test_picture_is_the_plan():
     # Memory is all that a rank holds at each step, with as many micro-batches as are drawn.
     drawn = Batch(12, 2048)
     for stage in range(4):
-        found = rank_memory(shape, layout, drawn, 2 * stage)
+        found = stage_memory(shape, layout, drawn, stage, batch)
         assert run.held[stage].tolist() == [found.at(i) / 1e9 for i in range(len(found.steps))]
 
 

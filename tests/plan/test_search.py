@@ -367,10 +367,11 @@ def test_tensor_parallelism_is_counted_as_the_trainer_runs_it():
     words, layer = 128256 * 2048, 2048 * (32 + 8 + 8 + 32) * 64 + 3 * 2048 * 8192
     for plan in (shared, whole):
         assert plan.prediction.memory_parts["weights"] == pytest.approx(4 * (words + 16 * layer) / 4 / 1e9, rel=1e-3)
-    # Six of the tensors that a layer keeps have the width of the residual stream and all rows of it.
+    # Six of the tensors that a layer keeps have the width of the residual stream and all rows of it, and so has what
+    # goes into the last norm.
     held = [max(n for _, n in rank_memory("llama3-1b", plan.layout, plan.batch).steps) for plan in (shared, whole)]
     less = held[1] - held[0]
-    assert less / 1e9 == pytest.approx(16 * 6 * (2048 * 2048 * 2) * 3 / 4 / 1e9)
+    assert less / 1e9 == pytest.approx((16 * 6 * 2 + 4) * 2048 * 2048 * 3 / 4 / 1e9)
     # A layer's sums take 10 / 10.5 of the time; those of embedding and head, less than a layer's, are the same.
     moved = [plan.prediction.exposed["tp"] for plan in (shared, whole)]
     layers = (moved[1] - moved[0]) * 10.5 / 0.5
@@ -406,8 +407,8 @@ def test_a_split_backward_is_refused_where_only_it_was_pinned_and_does_not_fit()
     """It fits by the formula for all stages at once, but not at every step of its schedule."""
     sizes = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "intermediate": 2816, "gated": True}
     pins = {"pp": 3, "schedule": "zb-2p", "cp": 2, "recompute": "none", "recompute_layers": 2}
-    with pytest.raises(LockstepError, match=r"needs 62\.\d+ GB .* the same cluster without the pins"):
-        search(sizes, "6xA100-40", seq=13 << 16, global_batch_tokens=13 << 16, pins=pins)
+    with pytest.raises(LockstepError, match=r"needs 58\.\d+ GB .* the same cluster without the pins"):
+        search(sizes, "6xA100-40", seq=3 << 18, global_batch_tokens=3 << 18, pins=pins)
 
 
 def test_a_pinned_cp_finds_nothing_that_the_search_does_not():

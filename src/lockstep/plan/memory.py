@@ -75,6 +75,7 @@ def memory(rows: Columns) -> Memory:
     copies, ends = unit_copies(rows), np.where((rows.pp == 1) | rows.folded, 2.0 - rows.tied, 1.0)
     exchanged = np.where(copies > 0, np.maximum(copies * layer + words, words * (ends + copies - 1)) - stage, 0.0)
     working = np.maximum(working_bytes(rows) + moving_bytes(rows), exchanged - logits) + messages * message_bytes(rows)
+    working = working + token_bytes(rows)
     held = weights + optimizer + gradients + activations + working + logits
     return Memory(weights, gradients, optimizer, activations, working, logits, buffer_bytes(rows), MARGIN * held)
 
@@ -271,8 +272,7 @@ def gathered_bytes(rows: Columns, again: bool) -> Column:
     are gathered, and beside the first of their gradients, when a layer that is recomputed (again) holds most."""
     layer, words = unit_bytes(rows)
     copies = 2 + 1 / rows.sharing
-    split = (rows.pp > 1) & np.isin(rows.schedule, [SCHEDULES.index(name) for name in SPLIT])
-    beside = np.maximum(copies * layer - recomputed_bytes(rows), np.where(split, 1.0, 1.25) * layer)
+    beside = np.maximum(copies * layer - recomputed_bytes(rows), np.where(defers(rows), 1.0, 1.25) * layer)
     each = np.where(again & (rows.full > 0), beside, copies * layer)
     return np.where(gathers(rows), words + each, 0.0)
 
@@ -294,6 +294,9 @@ def recomputed_bytes(rows: Columns) -> Column:
     first = 2 * rows.tokens * (dense + routed) / rows.tp + largest_bytes(rows)
     put_off = 2 * rows.tokens * ((rows.matrices - 1) * dense / rows.tp + rows.moe * rows.hidden)
     begun = begun + np.where(defers(rows), put_off, first)
+    # Ranks add up what the layer's last product gives once more: in float32, as it comes in, and the sum.
+    added = 8 * rows.tokens * rows.hidden + 1.5 * message_bytes(rows)
+    begun = np.where(rows.tp > 1, np.maximum(begun, added), begun)
     # Rows of experts' gradients as they are sent, received and put in order.
     begun = begun + np.where(rows.ep > 1, 3 * 2 * rows.moe * rows.tokens * rows.experts_per_token * rows.hidden, 0.0)
     again = unsaved_bytes(rows) - message_bytes(rows) + np.where(rows.ours, begun, 0.0)
@@ -313,20 +316,34 @@ def buffer_bytes(rows: Columns) -> Column:
 def logits_bytes(rows: Columns) -> Column:
     """What the loss takes: 16-bit product, float32 logits and their gradient; in chunks, with the head's gradient made
     in the forward and its weight packed twice (``ops.raw.vocabulary.workspace``). Where ranks share the vocabulary,
-    each one's gradient of the input is float32 until it is summed."""
+    each one's gradient of the input is float32 until it is summed, that of a chunk's rows twice."""
     whole = rows.head_tokens * rows.vocab / rows.tp * (2 + 4 + 4)
     chunk = np.minimum(rows.head_tokens * rows.vocab / rows.tp, CHUNK)
     # The gradient of a chunk lies where its logits did; where ranks share the vocabulary, beside them.
     worked = chunk * np.where(rows.tp > 1, 4 + 2, 4) + 2 * 2 * rows.vocab * rows.hidden / rows.tp
     chunked = worked + loss_gradients(rows)
-    chunked = chunked + np.where(rows.tp > 1, 4 * rows.head_tokens * rows.hidden, 0.0)
+    at_once = np.minimum(rows.head_tokens, CHUNK * rows.tp / rows.vocab)  # rows of a chunk
+    chunked = chunked + np.where(rows.tp > 1, 4 * (rows.head_tokens + at_once) * rows.hidden, 0.0)
     return np.where(rows.kept_logits > 0, whole, chunked)
 
 
 def loss_gradients(rows: Columns) -> Column:
-    """What the chunked loss keeps of a micro-batch until its backward: the gradients of the head and of its input."""
-    kept = 4 * rows.vocab * rows.hidden / rows.tp + 2 * rows.head_tokens * rows.hidden
+    """What the chunked loss keeps of a micro-batch until its backward: the gradients of the head and of its input, and
+    the stream that the last norm reads."""
+    kept = 4 * rows.vocab * rows.hidden / rows.tp + 2 * rows.head_tokens * rows.hidden + message_bytes(rows)
     return np.where(rows.kept_logits > 0, 0.0, kept)
+
+
+def head_input_bytes(rows: Columns) -> Column:
+    """What goes into the head, 16-bit: where ranks share rows out, their own and all of them."""
+    split = np.where(rows.sequence_parallel > 0, rows.tp, 1.0)
+    gathered = np.where(rows.ours & (rows.cp * split > 1), rows.head_tokens, 0.0)
+    return 2 * rows.hidden * (rows.tokens / split + gathered)
+
+
+def token_bytes(rows: Columns) -> Column:
+    """Of this system: tokens and targets (int64) and positions (int32) of a step's global batch, on every rank."""
+    return np.where(rows.ours, 20 * rows.seq * rows.micro_batch * rows.micro_batches * rows.dp, 0.0)
 
 
 def message_bytes(rows: Columns) -> Column:
@@ -372,6 +389,26 @@ def mlp_gradient_bytes(rows: Columns) -> Column:
     dense = np.maximum(0.0, rows.matrices * rows.intermediate / rows.tp - rows.hidden)
     each = (1 - rows.moe) * dense + rows.moe * (rows.hidden + (rows.matrices - 1) * routed)
     return 2 * rows.tokens * each
+
+
+def held_gradient_bytes(rows: Columns) -> tuple[Column, Column]:
+    """Gradients beside a layer whose activations all stay until its backward is over: in the MLP, of the stream and of
+    the MLP's values or, where ranks add up that of its input, that sum in float32 as it is exchanged; and at the end,
+    of the stream in the middle of the layer, of its input by the first norm, and their sum."""
+    unit, stream = rows.tokens * rows.hidden, message_bytes(rows)
+    middle = rows.tokens * rows.intermediate / rows.tp
+    gated = stream + np.where(defers(rows), 2 * unit, 0.0) + 2 * rows.matrices * middle
+    added = 8 * unit + np.where(rows.tp > 1, stream, 0.0)
+    summed = 2 * (rows.matrices - 1) * middle + added
+    inside = np.where(rows.ours & (rows.moe == 0), np.maximum(gated, summed), 0.0)
+    return np.maximum(inside, 8 * unit), np.where(rows.ours, np.maximum(3 * stream, added), 8 * unit)
+
+
+def forward_bytes(rows: Columns) -> Column:
+    """What comes and goes in a layer's forward beside all that it keeps: what its last product gives, 16-bit; where
+    ranks add that up, in float32, as it comes in, and the sum."""
+    unit = rows.tokens * rows.hidden
+    return np.where(rows.ours & (rows.moe == 0) & (rows.tp == 1), 2 * unit, 8 * unit)
 
 
 def layer_bytes(rows: Columns) -> Column:

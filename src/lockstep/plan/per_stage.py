@@ -67,23 +67,27 @@ def fullest(stages: Sequence[RankMemory]) -> Memory:
         "optimizer": found.fixed["optimizer"],
         "gradients": now["gradients"],
         "activations": now.get("activations", 0.0),
-        "working": now.get("working", 0.0) + now.get("messages", 0.0),
+        "working": now.get("working", 0.0) + now.get("messages", 0.0) + found.fixed["tokens"],
         "logits": now.get("loss", 0.0),
     }
     held = {"buffers": found.fixed["buffers"], "margin": MARGIN * sum(parts.values())}
     return Memory(**{name: np.array([value]) for name, value in (parts | held).items()})
 
 
-def stage_memory(shape: ModelShape, layout: Layout, batch: Batch, stage: int) -> RankMemory:
-    """Of one rank of a stage; its other ranks hold the same."""
-    return rank_memory(shape, layout, batch, stage * layout.dp * layout.cp * layout.tp)
+def stage_memory(shape: ModelShape, layout: Layout, batch: Batch, stage: int, whole: Batch | None = None) -> RankMemory:
+    """Of one rank of a stage; its other ranks hold the same. whole: what `batch` is a part of; its tokens are there."""
+    found = rank_memory(shape, layout, batch, stage * layout.dp * layout.cp * layout.tp)
+    if whole is None:
+        return found
+    tokens = found.fixed["tokens"] * whole.sequences / batch.sequences
+    return replace(found, fixed=found.fixed | {"tokens": tokens})
 
 
 def walks(shape: ModelShape, layout: Layout, batch: Batch) -> Iterator[RankMemory]:
     """A rank of every stage, one after the other, at every step of its schedule: what a split backward keeps between B
     and W, and when activations meet the sums of gradients, only the walk through the steps knows."""
     short = as_full(layout, batch)
-    return (stage_memory(shape, layout, short, stage) for stage in range(layout.pp))
+    return (stage_memory(shape, layout, short, stage, batch) for stage in range(layout.pp))
 
 
 def walks_that_fit(shape: ModelShape, layout: Layout, batch: Batch, room: float) -> list[RankMemory] | None:
@@ -125,7 +129,7 @@ def plan_simulation(
     drawn = Batch(layout.dp * layout.micro_batch * table.micro_batches, batch.seq)
     # As many canonical groups as so few micro-batches can be cut into alike; gcd(0, n) is n, each on its own.
     layout = replace(layout, gradient_groups=gcd(layout.gradient_groups, drawn.sequences // layout.micro_batch))
-    stages = [stage_memory(shape, layout, drawn, stage) for stage in range(layout.pp)]
+    stages = [stage_memory(shape, layout, drawn, stage, batch) for stage in range(layout.pp)]
     held = (np.array([stage.at(step) / 1e9 for step in range(len(stage.steps))]) for stage in stages)
     return replace(run, held=tuple(held))
 

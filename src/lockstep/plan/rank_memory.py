@@ -20,13 +20,14 @@ from lockstep.plan.memory import (
     gathers,
     state_bytes,
     sums_when_reducing,
+    token_bytes,
     unit_bytes,
 )
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.parameters import expert_parameters
 from lockstep.plan.rank_sizes import RankSizes
 from lockstep.plan.rank_steps import worst_moment
-from lockstep.plan.rank_sums import ahead, experts_grow, halves, sent_off, waits
+from lockstep.plan.rank_sums import ahead, experts_grow, halves, rows_at_the_end, sent_off, waits
 from lockstep.plan.refine import layers_of_chunks, table_of
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.streams import streams_held
@@ -97,7 +98,12 @@ def rank_memory(
     _, gradient, optimizer = (float(n[0]) for n in state_bytes(mine, np.array([owns])))
     if gathers(mine)[0]:  # a tied embedding that another stage owns is whole here
         weights += (uses - owns) * float(unit_bytes(mine)[1][0]) * (1 - 1 / float(mine.sharing[0]))
-    fixed = {"weights": weights, "optimizer": optimizer, "buffers": float(buffer_bytes(mine)[0])}
+    fixed = {
+        "weights": weights,
+        "optimizer": optimizer,
+        "tokens": float(token_bytes(mine)[0]),
+        "buffers": float(buffer_bytes(mine)[0]),
+    }
     replica = rank // (layout.cp * layout.tp) % layout.dp
     tied = shape.tied and shape.states == "masters"
     streams = streams_held(layout.schedule, layout.pp, layout.micro_batches(batch), layout.chunks, tied, stage)
@@ -109,35 +115,75 @@ def rank_memory(
 def _moments(rank: RankSizes) -> Iterator[dict[str, float]]:
     """The worst moment of every step, then that of the reduction."""
     done, others, streams = [0] * rank.table.chunks, halves(rank), iter(rank.streams)
-    open_heads, early, rows = _open_heads(rank), ahead(rank), 0
-    for step, activations in zip(rank.table.rows[rank.stage], rank.activations, strict=True):
-        opened = next(open_heads)
+    open_heads, early, rows, leaving = _open_heads(rank), ahead(rank), 0, 0.0
+    for position, (step, activations) in enumerate(zip(rank.table.rows[rank.stage], rank.activations, strict=True)):
+        (opened, left_open), (waiting, left), ends, held = next(open_heads), next(others), next(early), next(streams)
         found = [_moment(rank, part, float(activations), done, opened) for part in step.parts]
-        waiting = next(others) + next(early)
-        found = [moment | {"gradients": moment["gradients"] + waiting} for moment in found]
-        held = next(streams)
+        if leaving:
+            _not_left(rank, step, found, float(activations), leaving)
+        found = [moment | {"gradients": moment["gradients"] + waiting + ends} for moment in found]
+        if position in rank.rows_after:
+            taken = _rows_taken(rank, step, float(activations), done, left_open)
+            found.append(taken | {"gradients": taken["gradients"] + left + ends})
         messages = rank.message * held.streams + rank.rows * (rows + held.rows)
         yield max(found, key=lambda m: sum(m.values())) | {"messages": messages}
         for part in step.parts:
             rows += part.kind in ("B", "BW") and rank.groups[part.chunk] == 0
             done[part.chunk] += part.kind in ("W", "BW")
+        if step.kind == "F":
+            leaving = rank.passes[step.chunk].leaving
+        elif any(part.kind != "W" and rank.passes[part.chunk].away for part in step.parts):
+            leaving = 0.0
+    yield {"gradients": max([_reduced(rank), *rows_at_the_end(rank)])}
+
+
+def _reduced(rank: RankSizes) -> float:
+    """Bytes of gradients as they are added up over replicas after the last step."""
     sums = 1.0 if rank.mixed else float(sums_when_reducing(rank.mine)[0])
     if rank.copies and rank.ranks > 1 and rank.mine.fsdp[0] == 2:  # of an expert there are fewer replicas
         fewer = float((expert_parameters(rank.mine) * (1 - 1 / rank.mine.ep))[0]) * 4
-        yield {"gradients": sum(rank.gradient) * sums - fewer}
-    else:
-        sent = rank.sent or [sums] * len(rank.gradient)
-        yield {"gradients": sum(one * times for one, times in zip(rank.gradient, sent, strict=True))}
+        return sum(rank.gradient) * sums - fewer
+    sent = rank.sent or [sums] * len(rank.gradient)
+    return sum(one * times for one, times in zip(rank.gradient, sent, strict=True))
 
 
-def _open_heads(rank: RankSizes) -> Iterator[bool]:
-    """For every step, whether the head's weights are there, gathered for a micro-batch's loss, as it begins."""
+def _not_left(rank: RankSizes, step: Step, found: list[dict[str, float]], activations: float, leaving: float) -> None:
+    """Add what a layer that is being offloaded still holds: until the first layer of the next F is over, or a backward
+    begins in which layers come back."""
+    one = rank.passes[step.chunk]
+    if step.kind == "F":
+        less = rank.full[step.chunk] - one.first_layer
+        found.append(
+            found[0] | {"activations": activations - less + leaving, "working": rank.forward + rank.light - rank.calm}
+        )
+    elif not one.away:
+        found[:] = [moment | {"activations": moment["activations"] + leaving} for moment in found]
+
+
+def _rows_taken(rank: RankSizes, step: Step, activations: float, done: list[int], opened: bool) -> dict[str, float]:
+    """After a step, as the first stage's rows of a tied embedding's gradient are made as large as it is, and the sum of
+    both goes to other replicas."""
+    after = [n + sum(part.kind in ("W", "BW") and part.chunk == c for part in step.parts) for c, n in enumerate(done)]
+    for part in step.parts:
+        change = {"BW": rank.full, "W": rank.late}.get(part.kind)
+        activations -= change[part.chunk] if change else 0.0
+    sums = sum(waits(rank, c, after) for c in range(len(after)))
+    return {
+        "gradients": sums + rank.words * max(1.0, rank.copies),
+        "activations": activations,
+        "working": rank.tail * opened,
+    }
+
+
+def _open_heads(rank: RankSizes) -> Iterator[tuple[bool, bool]]:
+    """For every step, whether the head's weights are there, gathered for a loss, as it begins and as it ends."""
     count = 0
     for step in rank.table.rows[rank.stage]:
-        yield bool(rank.tail and count)
+        before = count
         for part in step.parts:
             if rank.groups[part.chunk] == rank.ends:
                 count += {"F": 1, "B": -1, "BW": -1}.get(part.kind, 0)
+        yield bool(rank.tail and before), bool(rank.tail and count)
 
 
 def _moment(rank: RankSizes, step: Step, activations: float, done: list[int], opened: bool) -> dict[str, float]:

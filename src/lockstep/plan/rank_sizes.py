@@ -17,8 +17,11 @@ from lockstep.plan.memory import (
     defers,
     early_expert_bytes,
     exchanged_bytes,
+    forward_bytes,
     gather_copies,
     gathers,
+    head_input_bytes,
+    held_gradient_bytes,
     largest_bytes,
     logits_bytes,
     loss_gradients,
@@ -42,60 +45,91 @@ class RankSizes:
         gradient: float, shape: ModelShape, replica: int,
     ) -> None:  # fmt: skip
         self.table, self.streams, self.stage, self.mine, self.tied = table, streams, stage, mine, shape.tied
+        self.mixed, self.split, self.ends = shape.states == "mixed", table.split_backward, table.groups - 1
         self.groups = [table.group(stage, chunk) for chunk in range(table.chunks)]
-        self.ends, self.split = table.groups - 1, table.split_backward
-        apart = shape.tied and shape.states == "masters" and self.ends in self.groups and 0 not in self.groups
-        self.rows_after = embedding_rows(table) if apart else {}
+        self.both = shape.tied and self.ends > 0 and {0, self.ends} <= set(self.groups)
         self.words = 4.0 * float((mine.vocab * mine.hidden / mine.tp)[0])
         self.summed = self.words / float(mine.sharing[0]) if mine.fsdp[0] >= 2 else self.words
-        self.mixed = shape.states == "mixed"
-        later, head = float(deferred_bytes(mine)[0]), float(loss_gradients(mine)[0])
-        mine_and_head = list(zip(layers[stage], self.groups, strict=True))
-        self.passes = list(passes(mine, layers[stage]))
         self.copies, self.layer = float(unit_copies(mine)[0]), float(unit_bytes(mine)[0][0])
+        self._kept(layers[stage])
+        self._sums(layers[stage], gradient, replica)
+        self._worked_with()
+        self._gathered()
+        self._between_stages()
+        self._sent_off(replica)
+
+    def _kept(self, layers: list[int]) -> None:
+        """What is kept of a micro-batch, from F to B and from B to W."""
+        mine, head = self.mine, float(loss_gradients(self.mine)[0])
+        self.passes = list(passes(mine, layers, self.groups))
         self.full = [one.kept + head * (g == self.ends) for one, g in zip(self.passes, self.groups, strict=True)]
-        self.both = shape.tied and self.ends > 0 and {0, self.ends} <= set(self.groups)
         # What waits between B and W: inputs and output gradients of the products, the gradients of embedding and head.
-        self.inputs, self.experts = float(deferred_inputs(mine)[0]), float(early_expert_bytes(mine)[0])
-        later += 0.0 if self.copies else self.experts
-        self.late = [later * n + self.words * self.waiting_ends(g) for n, g in mine_and_head]
-        # Where the two uses of a tied embedding meet, their gradients and the sum of both.
-        self.meet = 2 * self.words if self.tied and not self.ends else 0.0
+        inputs, self.experts = float(deferred_inputs(mine)[0]), float(early_expert_bytes(mine)[0])
+        later = float(deferred_bytes(mine)[0]) + (0.0 if self.copies else self.experts)
+        self.outputs = (later - inputs) * bool(defers(mine)[0])
+        pairs = zip(layers, self.groups, strict=True)
+        self.late = [later * n + self.words * self.waiting_ends(group) for n, group in pairs]
+        self.last = max(
+            0.0, head - self.words
+        )  # the stream before the last norm, and the gradient of what comes out of it
+        self.activations = held_by_chunks(self.table, self.stage, self.full, self.late)
+        self.loss = float(logits_bytes(mine)[0]) - head
+
+    def _sums(self, layers: list[int], gradient: float, replica: int) -> None:
+        """Sums of gradients that wait."""
+        mine = self.mine
         self.given = [bool(self.copies) and not (self.tied and self.ends) and g in (0, self.ends) for g in self.groups]
         """By chunk, whether embedding or head gives its gradient away in B."""
-        self.activations = held_by_chunks(table, stage, self.full, self.late)
-        self.gradient = self._spread(gradient, layers[stage])
-        self.waiting = _waiting(
-            table.micro_batches, int(mine.dp[0]), int(mine.group_size[0]), replica, mine.fsdp[0] >= 2
-        )
+        self.gradient = self._spread(gradient, layers)
+        count, replicas, group = self.table.micro_batches, int(mine.dp[0]), int(mine.group_size[0])
+        self.waiting = _waiting(count, replicas, group, replica, mine.fsdp[0] >= 2)
         """Sums of a chunk's gradients that are there after so many micro-batches."""
-        others = float(spread_gradients(mine)[0]) / sum(layers[stage])
-        self.others = [others * n for n in layers[stage]]
-        self.ranks = float(mine.ep[0])
-        self.beside = float(mlp_gradient_bytes(mine)[0]) * bool(defers(mine)[0])
+        others = float(spread_gradients(mine)[0]) / sum(layers)
+        self.others, self.ranks = [others * n for n in layers], float(mine.ep[0])
+        # Where the two uses of a tied embedding meet, their gradients and the sum of both.
+        self.meet = 2 * self.words if self.tied and not self.ends else 0.0
+
+    def _worked_with(self) -> None:
+        """What comes and goes beside what is kept."""
+        mine = self.mine
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
         self.working = float(recompute_bytes(mine)[0]) - self.tail
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
-        copies = float(gather_copies(mine)[0])
-        # While a layer computes its gathered weights are there once; before, while they are gathered, more often.
+        self.forward = float(forward_bytes(mine)[0])
+        self.stream = float(message_bytes(mine)[0])
+        self.head_input = float(head_input_bytes(mine)[0])
+        self.beside = float(mlp_gradient_bytes(mine)[0]) * bool(defers(mine)[0])
+        self.inside, self.closing = (float(n[0]) for n in held_gradient_bytes(mine))
+        self.largest, self.handed = float(largest_bytes(mine)[0]), bool(mine.ours[0] and mine.cp[0] > 1)
+        self.exchanged = {kind: float(exchanged_bytes(mine, kind == "W")[0]) for kind in ("W", "BW")}
+
+    def _gathered(self) -> None:
+        """Weights that are sharded, as they are gathered. While a layer computes they are there once; before, while
+        they are gathered, more often."""
+        copies = float(gather_copies(self.mine)[0])
         self.light, self.gathered = self.calm + self.layer * (copies > 0), copies * self.words
         self.gather = copies * self.layer
-        self.exchanged = {kind: float(exchanged_bytes(mine, kind == "W")[0]) for kind in ("W", "BW")}
-        self.loss = float(logits_bytes(mine)[0]) - head
-        # Rows of a tied embedding's gradient, for the stage that owns it; where they were sent they stay until the end.
-        apart = self.tied and self.ends > 0 and not self.both and not self.mixed
+
+    def _between_stages(self) -> None:
+        """Messages: streams, and rows of a tied embedding's gradient for the stage that owns it; where those were sent
+        they stay until the end."""
+        mine, apart = self.mine, self.tied and self.ends > 0 and not self.both and not self.mixed
+        self.message = 0.0 if self.mixed else self.stream
         self.rows = apart * 4.0 * float((mine.hidden * np.minimum(mine.vocab, mine.head_tokens) / mine.tp)[0])
-        self.message = 0.0 if self.mixed else float(message_bytes(mine)[0])
-        self.handed = bool(mine.ours[0] and mine.cp[0] > 1)
-        self.largest, self.nodes = float(largest_bytes(mine)[0]), 1
+        self.takes_rows = bool(apart and self.ends in self.groups)
+        self.rows_after = embedding_rows(self.table) if self.takes_rows else {}
+
+    def _sent_off(self, replica: int) -> None:
+        """What replicas send one another when all micro-batches are done."""
+        mine, self.nodes = self.mine, 1
         self.sent: list[float] = []
         """Sums of each chunk's gradients when they are on their way to other replicas; empty where none are sent."""
         if mine.ours[0] and mine.fsdp[0] < 2 and mine.dp[0] > 1:
             replicas = int(mine.dp[0])
-            leaves = table.micro_batches * replicas // int(mine.group_size[0])
+            leaves = self.table.micro_batches * replicas // int(mine.group_size[0])
             self.nodes, others = _nodes(leaves, replicas, replica)
             self.bucket = float(mine.bucket_mb[0]) * 2**20
-            self.buckets = [self._buckets(chunk) for chunk in range(table.chunks)]
+            self.buckets = [self._buckets(chunk) for chunk in range(self.table.chunks)]
             self.sent = [1.0 + self.nodes + others * share for share in self._shares(replica / replicas, 1 / replicas)]
 
     def waiting_ends(self, group: int) -> int:
@@ -105,22 +139,27 @@ class RankSizes:
         ends = (group == self.ends) + (group == 0 and not (shared and not self.both))
         return 0 if self.copies and not shared else ends
 
+    def owned_ends(self, group: int) -> int:
+        """Of embedding and head, as many as a group's sum of gradients has."""
+        return (group == 0 and not (self.tied and self.ends > 0)) + (
+            group == self.ends and not (self.tied and not group)
+        )
+
     def _spread(self, gradient: float, layers: list[int]) -> list[float]:
         """One sum of gradients by chunk: layers, and embedding and head where they are."""
-        shared = self.tied and self.ends > 0
-        heads = [g == self.ends and not (self.tied and g == 0) for g in self.groups]
-        ends = [self.summed * ((g == 0 and not shared) + h) for g, h in zip(self.groups, heads, strict=True)]
+        ends = [self.summed * self.owned_ends(group) for group in self.groups]
         scale = max(0.0, gradient - sum(ends)) / sum(layers)
         return [scale * n + end for n, end in zip(layers, ends, strict=True)]
 
     def _buckets(self, chunk: int) -> list[float]:
         """Bytes of a chunk's buckets in the order in which they are sent: the head, then layers from the last on, about
-        matrix by matrix, and the embedding."""
-        last = self.groups[chunk] == self.ends and not (self.tied and self.ends > 0)
+        matrix by matrix, and the embedding, which may be the head."""
+        last, shared = self.groups[chunk] == self.ends, self.tied and self.ends > 0
+        first = self.groups[chunk] == 0 or (last and shared and not self.both)
         count = max(1, round(self.layer / self.largest))
         matrices = [self.layer / count] * count * self.passes[chunk].layers
         found = [0.0]
-        for matrix in [self.words * last, *matrices, self.words * (self.groups[chunk] == 0)]:
+        for matrix in [self.words * (last and not shared), *matrices, self.words * first]:
             if found[-1] >= self.bucket:
                 found.append(0.0)
             found[-1] += matrix

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lockstep.parallel.schedules import Step
+from lockstep.plan.chunk_pass import Moment
 from lockstep.plan.rank_sizes import RankSizes
 
 
@@ -41,14 +44,16 @@ def _forward(rank: RankSizes, found: dict[str, float], chunk: int, opened: bool)
     sharded are gathered."""
     activations, group = found["activations"], rank.groups[chunk]
     moving = max(0.0, rank.passes[chunk].moving - rank.full[chunk])
-    each = [found | {"activations": activations + moving, "working": min(rank.working, rank.light)}]
+    working = rank.forward + rank.light - rank.calm
+    each = [found | {"activations": activations + moving, "working": working}]
     if rank.gather:  # of the last layer, before it computes
         each.append(found | {"activations": activations - rank.passes[chunk].top, "working": rank.gather})
     if group == 0 and not (rank.tied and not rank.both and rank.ends):
         each.append(found | {"activations": activations - rank.full[chunk], "working": rank.gathered})
     if group == rank.ends:
         here = 0.0 if opened else rank.tail
-        each.append(found | {"loss": rank.loss, "working": here if rank.tail else each[0]["working"]})
+        there = found | {"activations": activations + rank.passes[chunk].leaving}
+        each.append(there | {"loss": rank.loss, "working": here + rank.head_input})
         each.append(found | {"working": 0.0 if opened else rank.gathered})
     return each
 
@@ -61,24 +66,22 @@ def _backward(rank: RankSizes, found: dict[str, float], chunk: int, sums: float)
     head = rank.words * (rank.given[chunk] and last)
     embedded = rank.words * (rank.groups[chunk] == 0 and not rank.waiting_ends(0))
     held = [
-        (rank.full[chunk] + _beside(rank, chunk), _working(rank, one.begins_again)),
-        (late + head, min(rank.working, rank.light)),
+        *_begun(rank, chunk),
+        (late + head, _light(rank)),
         (late + embedded, rank.calm),
     ]
-    if rank.gather:
-        held.append((rank.full[chunk], rank.gather + rank.calm / 2))
     if rank.copies:  # of experts whose products are not put off all gradients are there before the first is given away
         held.append((late + head + rank.experts * one.layers, rank.calm))
-    for own, part, again in (*one.moments(rank.inputs), *one.last()):
+    each = (late - rank.words * waiting) / one.layers
+    for moment in one.moments():
         # The gradient of the head is there since the loss, that of the embedding comes last.
-        put_off = part * (late - rank.words * waiting) + rank.words * last
-        held.append((own + put_off, _working(rank, again)))
-    each = [found | {"activations": left + own, "working": working} for own, working in held]
+        held += [(n + moment.done * each + rank.words * last, working) for n, working in _in_layer(rank, chunk, moment)]
+    moments = [found | {"activations": left + own, "working": working} for own, working in held]
     if rank.given[chunk]:
         closed = rank.tail * (rank.groups[chunk] == rank.ends)
         end = {"activations": left + late, "gradients": sums + rank.copies * rank.words}
-        each.append(found | end | {"working": rank.calm - closed})
-    return each
+        moments.append(found | end | {"working": rank.calm - closed})
+    return moments
 
 
 def _weights(
@@ -100,7 +103,7 @@ def _weights(
             (left + ends, max(layers, before + exchanged)),
         ]
         if rank.handed:  # between ranks of cp, too: then they are given away one by one
-            beside = max(0.0, rank.copies - 1) * rank.layer
+            beside = max(0.0, exchanged - rank.layer)
             moments = [(found["activations"], rank.largest), (left + ends, all_made + beside)]
         if ends:
             moments.append((left, growing * added + rank.copies * ends))
@@ -108,14 +111,21 @@ def _weights(
 
 
 def _grow(rank: RankSizes, found: dict[str, float], chunk: int, sums: float, growing: float) -> list[dict[str, float]]:
-    """The moments of BW, in which the gradient grows while what the micro-batch held goes."""
-    left = found["activations"] - rank.full[chunk]
-    working = _working(rank, rank.passes[chunk].begins_again)
-    grown = [found | {"activations": found["activations"] + _beside(rank, chunk), "working": working}]
-    grown.append(found | {"activations": left, "gradients": sums + growing + rank.meet})
-    for own, part, again in rank.passes[chunk].moments():
-        now = {"activations": left + own, "gradients": sums + growing * part}
-        grown.append(found | now | {"working": _working(rank, again)})
+    """The moments of BW, in which the gradient grows while what the micro-batch held goes. That of the head is there
+    since the loss."""
+    left, one = found["activations"] - rank.full[chunk], rank.passes[chunk]
+    head = rank.words * (growing > 0 and rank.groups[chunk] == rank.ends)
+    layers = max(0.0, growing - rank.words * rank.owned_ends(rank.groups[chunk]))
+    grown = [found | {"activations": left + held, "working": working} for held, working in _begun(rank, chunk)]
+    end = {"activations": left, "gradients": sums + growing + rank.meet}
+    grown.append(found | end | {"working": min(rank.working, rank.calm)})
+    for moment in one.moments():
+        made = sums + head + layers * moment.done / one.layers
+        for held, working in _in_layer(rank, chunk, moment):
+            grown.append(found | {"activations": left + held, "gradients": made, "working": working})
+        if moment.treated == "away" and not rank.handed:  # all that the layer kept is there yet
+            made += layers / one.layers
+            grown.append(found | {"activations": left + moment.held, "gradients": made, "working": rank.closing})
     return grown
 
 
@@ -133,31 +143,55 @@ def _exchange(
     ends = rank.words * (first + last + (rank.copies - 1) * (first or last))
     if elsewhere and rank.groups[chunk] == 0:  # rows of it are sent to the stage that owns it
         ends = rank.words
-    at_end = sums + layers + max(ends, rank.words * last + rank.meet)
-    top = found["activations"] - one.top
+    top = found["activations"] - rank.last * last - one.top
     layer = rank.exchanged["BW"]
     moments = [
         (left, sums + rank.words * last + layer + before, rank.calm),
-        (left, at_end, rank.calm - rank.tail * last),
+        (left, sums + layers + rank.words * last + rank.meet, rank.calm),
+        (left, sums + layers + ends, rank.calm - rank.tail * last),  # the head's weights have gone
         (top, sums + layer, rank.calm),
-        (found["activations"], sums, rank.gather and rank.gather + rank.calm / 2),
+        *((left + held, sums, working) for held, working in _begun(rank, chunk)),
     ]
-    for own, part, again in one.moments():
-        # What an offloaded layer kept stays until all its gradients are made.
-        made = rank.layer if one.away and not again else 0.0
-        moments += [(left + own, sums + made + grows * part + rank.words * last, _working(rank, again))]
+    for moment in one.moments():
+        now = sums + grows * moment.done / one.layers + rank.words * last
+        moments += [(left + held, now, working) for held, working in _in_layer(rank, chunk, moment)]
+        if moment.treated == "away" and not rank.handed:  # all that the layer kept is there yet
+            moments.append((left + moment.held, now + rank.layer, rank.closing))
         # When a layer's gradients are exchanged, what it kept has gone.
-        own -= 0.0 if again else one.each
-        moments += [(left + own, sums + layer + grows * part + rank.words * last, rank.calm)]
-    freed = [found | {"activations": held, "gradients": g, "working": w} for held, g, w in moments]
-    return [found | {"working": _working(rank, one.begins_again)}, *freed]
+        kept = 0.0 if moment.treated == "again" else one.each
+        moments.append((left + moment.held - kept, now + layer, rank.calm))
+    return [found | {"activations": held, "gradients": g, "working": w} for held, g, w in moments]
 
 
-def _beside(rank: RankSizes, chunk: int) -> float:
-    """As the backward of a chunk begins: gradients of the last layer's MLP beside all that the layer keeps."""
-    return 0.0 if rank.passes[chunk].begins_again else rank.beside
+def _begun(rank: RankSizes, chunk: int) -> Iterator[tuple[float, float]]:
+    """As the backward of a chunk begins: bytes that it keeps, and what comes and goes. Gradients of the last layer's
+    MLP are beside all that the layer keeps; that of its output is the message that came, unless it is made here."""
+    one, last = rank.passes[chunk], rank.groups[chunk] == rank.ends
+    kept = rank.full[chunk] - rank.last * last
+    yield rank.full[chunk] + one.leaving, rank.calm / 2 * last
+    if one.begins_again:
+        yield kept, rank.working - rank.stream * (not last)
+    else:
+        yield kept + rank.beside, _light(rank)
+    if rank.gather:
+        yield kept, rank.gather + rank.calm / 2
 
 
-def _working(rank: RankSizes, again: bool) -> float:
-    """Of a layer's backward, which is recomputed or not."""
-    return rank.working if again else min(rank.working, rank.light)
+def _in_layer(rank: RankSizes, chunk: int, moment: Moment) -> Iterator[tuple[float, float]]:
+    """Of a layer's backward: bytes that layers keep, and what comes and goes beside."""
+    came = rank.stream * (moment.top and rank.groups[chunk] < rank.ends)  # a message
+    gathered = rank.light - rank.calm
+    if moment.treated == "again":
+        yield moment.held, rank.working - came
+    elif moment.treated == "kept":
+        yield moment.held + rank.beside, _light(rank)
+    else:
+        yield moment.held, rank.inside - came + gathered
+        yield moment.held + rank.outputs, rank.closing + gathered
+        if rank.gather:
+            yield moment.held - moment.below, rank.gather + rank.calm / 2
+
+
+def _light(rank: RankSizes) -> float:
+    """What comes and goes beside a layer that is not recomputed."""
+    return min(rank.working, rank.light)

@@ -14,26 +14,35 @@ def waits(rank: RankSizes, chunk: int, done: list[int]) -> float:
     behind = (c for c in range(len(done)) if rank.groups[c] >= rank.groups[chunk])
     if rank.sent and all(done[c] == rank.table.micro_batches for c in behind):
         last = rank.buckets[chunk][-1]
+        # A tied embedding's waits for its rows.
+        unsent = (
+            rank.words * (rank.sent[chunk] - rank.waiting[-1]) * (rank.takes_rows and rank.groups[chunk] == rank.ends)
+        )
         waits = any(done[c] < rank.table.micro_batches for c in range(len(done))) and last < rank.bucket
         # Those of other ranks' micro-batches are added up by then.
-        return rank.gradient[chunk] * rank.sent[chunk] - waits * last * (rank.sent[chunk] - rank.nodes)
+        return rank.gradient[chunk] * rank.sent[chunk] - waits * last * (rank.sent[chunk] - rank.nodes) - unsent
     return (rank.gradient[chunk] + rank.others[chunk]) * rank.waiting[done[chunk]]
 
 
-def halves(rank: RankSizes) -> Iterator[float]:
-    """For every step, bytes of a tied embedding's gradients that wait, as it begins, for those of its other use (in
-    V placement of the same rank, otherwise rows from the first stage), or these for them; less what its sum is then
-    behind the others."""
+def halves(rank: RankSizes) -> Iterator[tuple[float, float]]:
+    """For every step, bytes of a tied embedding's gradients that wait, as it begins and as it ends, for those of its
+    other use (in V placement of the same rank, otherwise rows from the first stage, which are taken then), or these for
+    them; less what its sum is then behind the others."""
     own, came = set[int](), set[int]()
     for position, step in enumerate(rank.table.rows[rank.stage]):
-        behind = rank.waiting[len(own)] - rank.waiting[len(own & came)]
-        yield rank.words * len(own ^ came) - rank.summed * behind if rank.rows_after or rank.both else 0.0
+        before = _halves(rank, own, came)
         for part in step.parts:
             if part.kind in ("W", "BW") and rank.groups[part.chunk] == rank.ends:
                 own.add(part.micro_batch)
             if part.kind in ("W", "BW") and rank.groups[part.chunk] == 0:
                 came.add(part.micro_batch)
+        yield before, _halves(rank, own, came)
         came.update(rank.rows_after.get(position, []))
+
+
+def _halves(rank: RankSizes, own: set[int], came: set[int]) -> float:
+    behind = rank.waiting[len(own)] - rank.waiting[len(own & came)]
+    return rank.words * len(own ^ came) - rank.summed * behind if rank.takes_rows or rank.both else 0.0
 
 
 def ahead(rank: RankSizes) -> Iterator[float]:
@@ -58,16 +67,37 @@ def sent_off(rank: RankSizes, found: dict[str, float], step: Step, done: list[in
     """The end of a chunk's last step: its gradients are sent off, what they were made of has gone."""
     chunk = step.chunk
     after = [n + (c == chunk) for c, n in enumerate(done)]
-    gradients = sum(waits(rank, c, after) for c in range(len(after))) + _other_nodes(rank, chunk)
+    buckets = rank.buckets[chunk]
+    if rank.takes_rows and rank.groups[chunk] == rank.ends:
+        buckets = buckets[:-1]
+    gradients = sum(waits(rank, c, after) for c in range(len(after))) + _other_nodes(rank, chunk, buckets)
     freed = rank.full[chunk] if step.kind == "BW" else rank.late[chunk]
     return found | {"gradients": gradients, "activations": found["activations"] - freed, "working": 0.0}
 
 
-def _other_nodes(rank: RankSizes, chunk: int) -> float:
+def rows_at_the_end(rank: RankSizes) -> Iterator[float]:
+    """After the last step of the last stage, bytes of gradients while rows of a tied embedding that have not been taken
+    are made as large as it is and added: as the first are taken, and as the sum is sent off."""
+    count = rank.table.micro_batches
+    late = count - sum(map(len, rank.rows_after.values()))
+    if not rank.takes_rows or not late:
+        return
+    done = [count] * len(rank.groups)
+    own = set(range(count))
+    came = set(range(count - late))
+    sums = sum(waits(rank, c, done) for c in range(len(done)))
+    yield sums + _halves(rank, own, came) + rank.words * max(1.0, rank.copies)
+    if rank.sent:
+        chunk = rank.groups.index(rank.ends)
+        whole = sum(one * times for one, times in zip(rank.gradient, rank.sent, strict=True))
+        yield whole + (rank.nodes - 1) * rank.buckets[chunk][-1]
+
+
+def _other_nodes(rank: RankSizes, chunk: int, buckets: list[float]) -> float:
     """Bytes of the nodes of a bucket that is being sent, but the first of them, which becomes the result; less what
     buckets that come after it will take more when they are sent."""
     most, later = 0.0, 0.0
-    for bucket in reversed(rank.buckets[chunk]):
+    for bucket in reversed(buckets):
         most = max(most, (rank.nodes - 1) * bucket - (rank.sent[chunk] - rank.nodes) * later)
         later += bucket
     return most

@@ -68,7 +68,7 @@ def balanced(
     known: _Known = {}
 
     def timed(cut: tuple[int, ...]) -> _Timed | None:
-        settled = _settled(shape, replace(base, layers_per_stage=cut), short, cluster, factors, pins, known)
+        settled = _settled(shape, replace(base, layers_per_stage=cut), (short, batch), cluster, factors, pins, known)
         if settled is None:
             return None
         return float(stages_step_time(shape, settled, batch, cluster, factors, dtype).step[0]), settled
@@ -111,11 +111,13 @@ def _relieved(layers: tuple[int, ...], slow: int) -> Iterator[tuple[int, ...]]:
 
 
 def _settled(
-    shape: ModelShape, cut: Layout, batch: Batch, cluster: Cluster, factors: Coefficients, pins: Pins, known: _Known
-) -> Layout | None:
-    """The cut with as little given up on every stage as its memory asks; None if all is not enough on one."""
+    shape: ModelShape, cut: Layout, batches: tuple[Batch, Batch], cluster: Cluster, factors: Coefficients, pins: Pins,
+    known: _Known,
+) -> Layout | None:  # fmt: skip
+    """The cut with as little given up on every stage as its memory asks; None if all is not enough on one. batches:
+    with as many micro-batches as are walked through, and the whole one."""
     layers = cut.layers_per_stage or _even(shape.layers, cut.pp)
-    away = 0 if "offload_layers" in pins else _offloadable(shape, cut, batch, cluster, factors)
+    away = 0 if "offload_layers" in pins else _offloadable(shape, cut, batches[0], cluster, factors)
     again, offloaded = [0] * cut.pp, [0] * cut.pp
     for stage, count in enumerate(layers):
 
@@ -125,7 +127,7 @@ def _settled(
                 recompute_per_stage=tuple(recompute if s == stage else 0 for s in range(cut.pp)),
                 offload_per_stage=tuple(offload if s == stage else 0 for s in range(cut.pp)),
             )
-            return stage_memory(shape, tried, batch, stage).peak - cluster.device.capacity
+            return stage_memory(shape, tried, batches[0], stage, batches[1]).peak - cluster.device.capacity
 
         key = (stage, count, min(away, count))
         if key not in known:
