@@ -404,6 +404,15 @@ def held_gradient_bytes(rows: Columns) -> tuple[Column, Column]:
     return np.maximum(inside, 8 * unit), np.where(rows.ours, np.maximum(3 * stream, added), 8 * unit)
 
 
+def first_gradient_bytes(rows: Columns) -> Column:
+    """Gradients beside a layer that keeps its activations, as its backward begins and makes the gradient of the weight
+    of its last product at once: of the stream, also in 16 bits, and of that product's input, and what the gradient is
+    made of once more, packed."""
+    middle = rows.tokens * rows.intermediate / rows.tp
+    begun = message_bytes(rows) + 2 * rows.tokens * rows.hidden + 2 * 2 * middle + largest_bytes(rows)
+    return np.where(rows.ours & (rows.moe == 0) & ~defers(rows), begun, 0.0)
+
+
 def forward_bytes(rows: Columns) -> Column:
     """What comes and goes in a layer's forward beside all that it keeps: what its last product gives, 16-bit; where
     ranks add that up, in float32, as it comes in, and the sum."""

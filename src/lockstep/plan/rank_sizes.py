@@ -17,6 +17,7 @@ from lockstep.plan.memory import (
     defers,
     early_expert_bytes,
     exchanged_bytes,
+    first_gradient_bytes,
     forward_bytes,
     gather_copies,
     gathers,
@@ -95,6 +96,7 @@ class RankSizes:
         self.tail = self.words if gathers(mine)[0] else 0.0  # the head, from a micro-batch's loss to its backward
         self.working = float(recompute_bytes(mine)[0]) - self.tail
         self.calm = 8.0 * float(mine.tokens[0] * mine.hidden[0])  # gradients of the stream
+        self.first = float(first_gradient_bytes(mine)[0])
         self.forward = float(forward_bytes(mine)[0])
         self.stream = float(message_bytes(mine)[0])
         self.head_input = float(head_input_bytes(mine)[0])

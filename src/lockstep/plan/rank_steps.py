@@ -172,7 +172,7 @@ def _begun(rank: RankSizes, chunk: int) -> Iterator[tuple[float, float]]:
     if one.begins_again:
         yield kept, rank.working - rank.stream * (not last)
     else:
-        yield kept + rank.beside, _light(rank)
+        yield kept + rank.beside, _calm(rank, rank.stream * (not last))
     if rank.gather:
         yield kept, rank.gather + rank.calm / 2
 
@@ -184,12 +184,17 @@ def _in_layer(rank: RankSizes, chunk: int, moment: Moment) -> Iterator[tuple[flo
     if moment.treated == "again":
         yield moment.held, rank.working - came
     elif moment.treated == "kept":
-        yield moment.held + rank.beside, _light(rank)
+        yield moment.held + rank.beside, _calm(rank, came)
     else:
         yield moment.held, rank.inside - came + gathered
         yield moment.held + rank.outputs, rank.closing + gathered
         if rank.gather:
             yield moment.held - moment.below, rank.gather + rank.calm / 2
+
+
+def _calm(rank: RankSizes, came: float) -> float:
+    """What comes and goes as a layer's backward begins that keeps its activations. came: bytes that are a message."""
+    return max(_light(rank), rank.first - came + rank.light - rank.calm)
 
 
 def _light(rank: RankSizes) -> float:
