@@ -130,17 +130,17 @@ def _resident(folder: Path) -> tuple[int, int, int]:
     return found[0], found[1], offload._place.size
 
 
-def test_memory_goes_back_to_the_system_16_mib_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_goes_back_to_the_system_64_mib_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is given back comes again page by page, which took longer than a small layer."""
     trims, seen = [], []
     monkeypatch.setattr(host, "_malloc_trim", trims.append)
     disk = Disk(tmp_path)
     for _ in range(8):
-        trip = disk.leave([torch.ones(3 * 2**20, dtype=torch.uint8)])
+        trip = disk.leave([torch.ones(12 * 2**20, dtype=torch.uint8)])
         trip.settle()
         trip.fetch()
         trip.back()
-        del trip  # 6 MiB were freed: when they had left, and now
+        del trip  # 24 MiB were freed: when they had left, and now
         disk.freed()
         seen.append(len(trims))
     assert seen == [0, 0, 1, 1, 1, 2, 2, 2]

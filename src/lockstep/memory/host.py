@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.errors import LockstepError
 
 _SECTOR = 4096
-_WORTH = 16 * 2**20
+_WORTH = 64 * 2**20
 """Bytes that are freed before pages go back to the system: it takes milliseconds, and every page that is used again is
 filled with zeros first. What is less is used again by the layers that come."""
 _malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -98,7 +98,7 @@ def walks_that_fit(shape: ModelShape, layout: Layout, batch: Batch, room: float)
     ends = {0, pp - 1} | {s + after for s in range(pp - 1) if layers[s] != layers[s + 1] for after in (0, 1)}
     found: dict[int, RankMemory] = {}
     for stage in sorted(range(pp), key=lambda stage: stage not in ends):
-        found[stage] = stage_memory(shape, layout, short, stage)
+        found[stage] = stage_memory(shape, layout, short, stage, batch)
         if found[stage].peak > room:
             return None
     return [found[stage] for stage in range(pp)]
