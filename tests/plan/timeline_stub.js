@@ -12,7 +12,7 @@ const element = id => ({ textContent: id === "data" ? data : "", style: {}, clie
 const made = {};
 global.document = { getElementById: id => made[id] ||= element(id), documentElement: {} };
 global.getComputedStyle = () => ({ getPropertyValue: () => "#000" });
-global.requestAnimationFrame = f => f(); global.addEventListener = () => {}; global.innerWidth = 900;
+global.requestAnimationFrame = f => f(); global.addEventListener = () => {}; global.innerWidth = 900; global.innerHeight = 600;
 global.devicePixelRatio = 2;
 eval(script + "; global.state = () => [from, to];");
 const seen = [state(), ""], at = { preventDefault: () => {}, clientX: 60, clientY: 30, pointerId: 1 };

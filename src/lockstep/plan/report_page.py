@@ -76,7 +76,9 @@ def _facts(run: Simulation, plan: Plan) -> dict[str, str]:
     its share is larger than that of the step."""
     drawn, whole = run.table.micro_batches, plan.layout.micro_batches(plan.batch)
     facts = {
-        "stages": f"{run.table.stages} of {run.table.chunks} chunks" if run.table.chunks > 1 else f"{run.table.stages}",
+        "stages": f"{run.table.stages} of {run.table.chunks} chunks each"
+        if run.table.chunks > 1
+        else f"{run.table.stages}",
         "micro-batches": f"{whole}" if drawn == whole else f"{whole}, of which {drawn} are drawn (the middle repeats)",
         "step": duration(plan.prediction.step_s),
         "bubble of the step": f"{100 * plan.prediction.bubble:.1f} %",
@@ -136,7 +138,7 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <style>
 :root { color-scheme: light dark; --back: #fff; --ink: #1c2330; --line: #dfe3ea; --pale: #9fb3cc; }
-@media (prefers-color-scheme: dark) { :root { --back: #14181f; --ink: #e6eaf0; --line: #2b3240; --pale: #4b5c75; } }
+@media (prefers-color-scheme: dark) { :root { --back: #14181f; --ink: #e6eaf0; --line: #2b3240; --pale: #7288a8; } }
 body { margin: 18px; background: var(--back); color: var(--ink); font: 14px/1.4 system-ui, sans-serif; }
 h1 { font-size: 20px; } h2 { font-size: 16px; margin-top: 28px; } h1, p { overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }

@@ -164,7 +164,7 @@ def _short(number: float) -> float:
 def _facts(simulation: Simulation, unit: str, memory_unit: str, held: str) -> dict[str, str]:
     table = simulation.table
     return {
-        "stages": f"{table.stages} of {table.chunks} chunks" if table.chunks > 1 else str(table.stages),
+        "stages": f"{table.stages} of {table.chunks} chunks each" if table.chunks > 1 else str(table.stages),
         "micro-batches": str(table.micro_batches),
         "makespan": f"{simulation.makespan:.4g} {unit}",
         "longest span of a device": f"{simulation.max_span:.4g} {unit}",

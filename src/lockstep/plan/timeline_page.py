@@ -112,7 +112,7 @@ view.addEventListener("pointermove", event => {
     `start ${number(step[3])}, end ${number(step[4])}, takes ${number(step[4] - step[3])}\\n` +
     `${data.held} held ${+step[5].toPrecision(4)} ${data.memory}`;
   tip.style.left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8) + "px";
-  tip.style.top = event.clientY + 16 + "px";
+  tip.style.top = Math.max(0, Math.min(event.clientY + 16, innerHeight - tip.offsetHeight - 4)) + "px";
 });
 view.addEventListener("pointerleave", () => { hover = null; tip.style.display = "none"; requestAnimationFrame(draw); });
 view.addEventListener("dblclick", () => set(0, data.span));
