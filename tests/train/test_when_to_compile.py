@@ -12,6 +12,7 @@ from tests.compile.models import same
 
 from lockstep.compile import Cache, compiler
 from lockstep.config import Config
+from lockstep.errors import LockstepError
 from lockstep.train import Trainer, compiled, speed, when_to_compile
 from lockstep.train.execution import Eager, Whole
 
@@ -71,6 +72,12 @@ def test_a_level_that_is_named_is_what_runs(tiny: Tiny, level: str, kind: type) 
 def test_passes_that_are_named_run_however_short_the_run(tiny: Tiny, passes: dict[str, list[str]]) -> None:
     assert run(tiny(train={"steps": 2}, compile=passes), notes := [])[0] == [Whole] * 2
     assert not notes
+
+
+def test_a_pass_that_numerics_fast_cannot_run_is_refused(tiny: Tiny) -> None:
+    config = tiny(train={"steps": 2, "numerics": "fast"}, compile={"only_pass": ["dead-code"]})
+    with pytest.raises(LockstepError, match=r"dead-code does not run under train.numerics fast.*compile.only_pass out"):
+        Trainer(config)
 
 
 def test_level_o0_says_that_there_is_nothing_to_explain(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:

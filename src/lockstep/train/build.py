@@ -240,6 +240,11 @@ def _check_shape(config: Config, shape: ModelConfig) -> None:
     """What can be refused before the corpus is read."""
     new, how = isinstance(config.model, ModelConfig), config.compile
     pipeline(how.of_model, how.disable_pass, how.only_pass)
+    if how.only_pass and config.train.numerics == "fast":
+        raise LockstepError(
+            f"compile.only_pass: {', '.join(how.only_pass)} does not run under train.numerics fast, where operators "
+            "run one by one. Set train.numerics to bitwise, or leave compile.only_pass out."
+        )
     check_positions(config, shape)
     if config.lora.rank and not config.lora.merge and new:
         raise LockstepError(
