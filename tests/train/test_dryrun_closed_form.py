@@ -186,7 +186,7 @@ DRAWN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [8, 20, 23, 33, 37, 41, 44, 74, 79, 84, 86, 87, 90, 105, 169, 173, 176, 241])
+@pytest.mark.parametrize("seed", [8, 20, 23, 33, 37, 41, 44, 74, 79, 84, 86, 87, 90, 105, 169, 173, 176, 241, 307])
 def test_a_draw_of_layouts_within_five_per_cent(seed):
     shape, layout, batch, rank = drawn(seed)
     closed, real = peaks(shape, layout, batch, rank)

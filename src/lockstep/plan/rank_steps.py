@@ -117,7 +117,9 @@ def _grow(rank: RankSizes, found: dict[str, float], chunk: int, sums: float, gro
     head = rank.words * (growing > 0 and rank.groups[chunk] == rank.ends)
     layers = max(0.0, growing - rank.words * rank.owned_ends(rank.groups[chunk]))
     grown = [found | {"activations": left + held, "working": working} for held, working in _begun(rank, chunk)]
-    end = {"activations": left, "gradients": sums + growing + rank.meet}
+    # Of an embedding that another stage owns the whole gradient is made, before its rows are sent.
+    elsewhere = rank.words * (growing > 0 and rank.groups[chunk] == 0 and not rank.owned_ends(0))
+    end = {"activations": left, "gradients": sums + growing + rank.meet + elsewhere}
     grown.append(found | end | {"working": min(rank.working, rank.calm)})
     for moment in one.moments():
         made = sums + head + layers * moment.done / one.layers
