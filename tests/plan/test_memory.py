@@ -9,7 +9,8 @@ import pytest
 from lockstep.errors import LockstepError
 from lockstep.plan import Batch, Layout, activation_bytes
 from lockstep.plan.columns import layout_columns
-from lockstep.plan.memory import PARTS, in_flight, layer_bytes, memory
+from lockstep.plan.kept_bytes import layer_bytes
+from lockstep.plan.memory import PARTS, in_flight, memory
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.parameters import parameters, sharded_parameters
 from lockstep.plan.published import activations

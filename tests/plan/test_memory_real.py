@@ -8,7 +8,7 @@ from lockstep.model.decoder import Decoder
 from lockstep.ops import Packed, operators
 from lockstep.plan import Batch, Layout, ModelShape
 from lockstep.plan.columns import layout_columns
-from lockstep.plan.memory import layer_bytes
+from lockstep.plan.kept_bytes import layer_bytes
 
 TOKENS = 256
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from lockstep.plan.columns import Columns
-from lockstep.plan.memory import away_layers, message_bytes, plain_layer_bytes
+from lockstep.plan.kept_bytes import away_layers, message_bytes, plain_layer_bytes
 
 
 class Moment(NamedTuple):

@@ -13,16 +13,11 @@ from lockstep.errors import LockstepError
 from lockstep.given import instance, whole
 from lockstep.parallel.schedules import Step
 from lockstep.plan.columns import Column, Columns, layout_columns
+from lockstep.plan.gathered_bytes import gathers
+from lockstep.plan.gradient_bytes import sums_when_reducing, unit_bytes
 from lockstep.plan.layout import Batch, Layout, check_layout
-from lockstep.plan.memory import (
-    MARGIN,
-    buffer_bytes,
-    gathers,
-    state_bytes,
-    sums_when_reducing,
-    token_bytes,
-    unit_bytes,
-)
+from lockstep.plan.loss_bytes import token_bytes
+from lockstep.plan.memory import MARGIN, buffer_bytes, state_bytes
 from lockstep.plan.named_shape import model_shape
 from lockstep.plan.parameters import expert_parameters
 from lockstep.plan.rank_sizes import RankSizes

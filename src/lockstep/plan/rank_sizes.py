@@ -11,28 +11,23 @@ from lockstep.parallel.schedules import Table, embedding_rows
 from lockstep.parallel.tree import nodes_of, spread
 from lockstep.plan.chunk_pass import passes
 from lockstep.plan.columns import Columns
-from lockstep.plan.memory import (
+from lockstep.plan.gathered_bytes import gather_copies, gathers, recompute_bytes
+from lockstep.plan.gradient_bytes import (
     deferred_bytes,
     deferred_inputs,
     defers,
     early_expert_bytes,
     exchanged_bytes,
     first_gradient_bytes,
-    forward_bytes,
-    gather_copies,
-    gathers,
-    head_input_bytes,
     held_gradient_bytes,
     largest_bytes,
-    logits_bytes,
-    loss_gradients,
-    message_bytes,
     mlp_gradient_bytes,
-    recompute_bytes,
     spread_gradients,
     unit_bytes,
     unit_copies,
 )
+from lockstep.plan.kept_bytes import forward_bytes, message_bytes
+from lockstep.plan.loss_bytes import head_input_bytes, logits_bytes, loss_gradients
 from lockstep.plan.shape import ModelShape
 from lockstep.plan.simulate import held_by_chunks
 from lockstep.plan.streams import Held

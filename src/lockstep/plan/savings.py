@@ -11,8 +11,9 @@ from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Column, Columns, columns
 from lockstep.plan.compute import layer_time
+from lockstep.plan.kept_bytes import plain_layer_bytes
 from lockstep.plan.layout import Batch
-from lockstep.plan.memory import in_flight, memory, plain_layer_bytes
+from lockstep.plan.memory import in_flight, memory
 from lockstep.plan.pins import Pins
 from lockstep.plan.shape import ModelShape
 

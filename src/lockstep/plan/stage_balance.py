@@ -20,16 +20,11 @@ from lockstep.plan.balance_problem import BalanceProblem, End, Keep, Layers
 from lockstep.plan.cluster import Cluster
 from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.columns import Columns, layout_columns
+from lockstep.plan.gathered_bytes import working_bytes
+from lockstep.plan.kept_bytes import layer_bytes, message_bytes
 from lockstep.plan.layout import Batch, Layout
-from lockstep.plan.memory import (
-    MARGIN,
-    buffer_bytes,
-    layer_bytes,
-    logits_bytes,
-    message_bytes,
-    state_bytes,
-    working_bytes,
-)
+from lockstep.plan.loss_bytes import logits_bytes
+from lockstep.plan.memory import MARGIN, buffer_bytes, state_bytes
 from lockstep.plan.per_stage import as_full, own_seconds, stage_columns, stage_memory, stages_step_time
 from lockstep.plan.pins import Pins
 from lockstep.plan.refine import simulated_micro_batches

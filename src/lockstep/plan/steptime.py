@@ -12,8 +12,10 @@ from lockstep.plan.coefficients import Coefficients
 from lockstep.plan.collectives import all_gather, all_reduce, all_to_all, transfer
 from lockstep.plan.columns import Column, Columns
 from lockstep.plan.compute import LayerTime, head_time, layer_time, stream_time
+from lockstep.plan.gradient_bytes import unit_bytes
+from lockstep.plan.kept_bytes import plain_layer_bytes
 from lockstep.plan.layout import SCHEDULES
-from lockstep.plan.memory import CHUNK, plain_layer_bytes, unit_bytes
+from lockstep.plan.loss_bytes import CHUNK
 from lockstep.plan.parameters import dense_parameters, expert_parameters, sharded_parameters
 
 _HOST_MICRO_BATCH_S, _HOST_STEP_S = 1e-3, 5e-3
