@@ -113,8 +113,9 @@ def test_at_most_two_layers_of_a_micro_batch_are_on_the_device(tmp_path: Path) -
 def test_resident_memory_falls_and_the_file_has_no_name(tmp_path: Path) -> None:
     """Of a whole process: large tensors go back to the system when they are freed."""
     away, plain, size = answer(_resident, tmp_path)
-    assert size > 0.1 * 2**30
-    assert plain - away > 0.6 * size  # two of its five layers are on the device at once
+    assert size > 0.2 * 2**30
+    # Two of its five layers are on the device at once, and what was freed last is not given back yet.
+    assert plain - away > 0.6 * size - host._WORTH
     assert not list(tmp_path.iterdir())
 
 
@@ -124,7 +125,7 @@ def _resident(folder: Path) -> tuple[int, int, int]:
     offload = Offload(range(5), [0], folder)
     for call in (offload.calling(_plain), _plain):
         reset_peak()
-        _run(call, 5, [("F", 0), ("B", 0)], rows=2**14)
+        _run(call, 5, [("F", 0), ("B", 0)], rows=2**15)
         found.append(peak_resident())
     assert isinstance(offload._place, Disk)
     return found[0], found[1], offload._place.size
